@@ -1,0 +1,20 @@
+//! Roomtrace: which room of a disaggregated LLM serving pair is pinned, who owes the next move, and why.
+//!
+//! Data flows one way through closed enums; see `docs/architecture.md`:
+//!
+//! ```text
+//! kernel | replay ─▶ event::SocketEvent ─▶ stream ─▶ zmtp ─▶ sglang ─▶ rooms ─▶ verdict ─▶ export
+//! ```
+//!
+//! `stream`, `zmtp`, `sglang`, `rooms` and `verdict` are pure: no I/O, no clock (time is an argument), no
+//! unsafe code. `kernel` is the only module with unsafe code.
+#![deny(unsafe_code)]
+
+pub mod event;
+pub mod export;
+pub mod replay;
+pub mod rooms;
+pub mod sglang;
+pub mod stream;
+pub mod verdict;
+pub mod zmtp;

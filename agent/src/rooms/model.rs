@@ -1,0 +1,320 @@
+//! What goes into the room table and what comes out of it: closed enums and plain data.
+
+use std::net::SocketAddr;
+
+use crate::event::{Addresses, Direction, Mono, SocketId, StateChange, Task};
+use crate::sglang::message::{Backend, Decoded, Kind, KvPoll, Releases};
+use crate::verdict::model::Verdict;
+
+/// Which side of the hand-over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Role {
+    /// Computes the prompt, sends KV.
+    Prefill,
+    /// Receives KV, generates.
+    Decode,
+}
+
+impl Role {
+    /// Label value and JSON value.
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Prefill => "prefill",
+            Self::Decode => "decode",
+        }
+    }
+}
+
+/// A connection as the rooms need to know it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Connection {
+    /// Which end.
+    pub socket: SocketId,
+    /// Its addresses.
+    pub addresses: Addresses,
+    /// Network namespace, 0 when unknown.
+    pub netns: u32,
+    /// The process that uses it, when a call of it was seen.
+    pub task: Option<Task>,
+    /// Its beginning was not seen: what it carried before is unknown.
+    pub preexisting: bool,
+}
+
+/// What the stages below deliver to the rooms.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Input<'a> {
+    /// A message was sent or received by a socket of this host.
+    Message {
+        /// When.
+        at: Mono,
+        /// On which connection.
+        connection: Connection,
+        /// Sent or received by `connection.socket`.
+        direction: Direction,
+        /// Sequence number (32 bits, absolute) just behind the message, to compare with `una`.
+        end: u32,
+        /// What it says.
+        decoded: &'a Decoded<'a>,
+    },
+    /// Well-formed ZMTP message of no known kind, or bytes that are not ZMTP at all, on a rank's port.
+    Foreign {
+        /// When.
+        at: Mono,
+        /// On which connection.
+        connection: Connection,
+        /// Sent or received by `connection.socket`.
+        direction: Direction,
+        /// Frames of it (0: not ZMTP).
+        frames: u16,
+        /// Bytes of its first frame.
+        first_len: u32,
+    },
+    /// Bytes of a control connection are missing: what the verdicts of its rooms rest on has a hole.
+    Lossy {
+        /// When it was noticed.
+        at: Mono,
+        /// On which connection.
+        connection: Connection,
+        /// In which direction.
+        direction: Direction,
+        /// How many bytes (0: not known).
+        bytes: u64,
+    },
+    /// A connection (or a listener, or an attempt) changed state.
+    State {
+        /// When.
+        at: Mono,
+        /// Which.
+        connection: Connection,
+        /// How.
+        change: StateChange,
+    },
+    /// The peer's kernel has acknowledged everything before `una` on this connection.
+    Acknowledged {
+        /// When it was read.
+        at: Mono,
+        /// On which connection.
+        socket: SocketId,
+        /// First byte not acknowledged.
+        una: u32,
+    },
+}
+
+/// How much of a room's life was seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Completeness {
+    /// All connections concerned were followed from their beginning or joined before the room began.
+    Full,
+    /// The room was open before the agent looked.
+    Preexisting,
+    /// Some of the connections or ranks concerned cannot be read.
+    Partial,
+    /// Bytes were missed in a stretch that this room's messages can lie in.
+    Lossy,
+}
+
+impl Completeness {
+    /// JSON and attribute value.
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Full => "full",
+            Self::Preexisting => "preexisting",
+            Self::Partial => "partial",
+            Self::Lossy => "lossy",
+        }
+    }
+}
+
+/// How a room ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Outcome {
+    /// Success on every view.
+    Success,
+    /// Failed on some view.
+    Failed,
+    /// No longer followed: it ended where nothing could be seen of it (label `unknown`, JSON null).
+    Unknown,
+}
+
+impl Outcome {
+    /// Label value of `roomtrace_rooms_closed_total{outcome}`.
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Success => "success",
+            Self::Failed => "failed",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
+/// One message on a room's time line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MessageMark {
+    /// When.
+    pub at: Mono,
+    /// Role whose socket sent or received it.
+    pub role: Role,
+    /// Sent or received by that role.
+    pub direction: Direction,
+    /// What.
+    pub kind: Kind,
+    /// STATUS: the state.
+    pub status: Option<KvPoll>,
+    /// STATUS, ABORT_ACK: the prefill rank.
+    pub rank: Option<u32>,
+    /// The other end: the peer's rank endpoint where known, else the peer address of the connection.
+    pub peer: SocketAddr,
+    /// METADATA: pages.
+    pub pages: Option<u64>,
+    /// METADATA: dummy.
+    pub dummy: Option<bool>,
+    /// Sent messages: whether the peer's kernel has acknowledged its last byte, `None` not known.
+    pub acknowledged: Option<bool>,
+}
+
+/// One rank of a view.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RankView {
+    /// Rank number, where a message named it.
+    pub rank: Option<u32>,
+    /// Its endpoint (PULL socket).
+    pub endpoint: Option<SocketAddr>,
+    /// Its session (decode ranks).
+    pub session: Option<String>,
+    /// Whether it only gets told and owes nothing.
+    pub dummy: Option<bool>,
+    /// Its KV poll state as far as the wire tells.
+    pub state: KvPoll,
+    /// Process, where known on this host.
+    pub task: Option<Task>,
+}
+
+/// A room as one role on this host sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct View {
+    /// Which role.
+    pub role: Role,
+    /// KV poll state as far as the wire tells; for several ranks the minimum, as the engine does.
+    pub state: KvPoll,
+    /// This role's ranks on this host.
+    pub ranks: Vec<RankView>,
+    /// Sessions (prefill view: those whose METADATA came; decode view: those of its own ranks).
+    pub sessions: Vec<String>,
+    /// Prefill view: distinct sessions required; decode view: responses required. `None`: not known.
+    pub required: Option<u32>,
+    /// How many of them are there.
+    pub got: u32,
+    /// When the phase it is in began.
+    pub phase_since: Mono,
+    /// Phase it is in.
+    pub phase: Phase,
+    /// Ended?
+    pub terminal: Option<Outcome>,
+}
+
+/// Phases of a view; label values of `roomtrace_room_phase_duration_seconds{phase}`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Phase {
+    /// First sign of the room → METADATA complete.
+    Bootstrap,
+    /// METADATA complete → terminal status (queueing, computing and transfer: the wire cannot part them).
+    Transfer,
+    /// Some required statuses are there, others not.
+    Conclude,
+    /// ABORT → ABORT_ACK.
+    Abort,
+    /// Policy `prefill_complete`: BOOTSTRAP → STATUS 2.
+    Compute,
+    /// Over.
+    Done,
+}
+
+impl Phase {
+    /// Label value.
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Bootstrap => "bootstrap",
+            Self::Transfer => "transfer",
+            Self::Conclude => "conclude",
+            Self::Abort => "abort",
+            Self::Compute => "compute",
+            Self::Done => "done",
+        }
+    }
+}
+
+/// A copy of everything known of one room at one moment: what is exported, shown and explained.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RoomSnapshot {
+    /// Room number.
+    pub room: u64,
+    /// How often the number had been used before, as far as this agent saw.
+    pub incarnation: u32,
+    /// Whose messages.
+    pub backend: Option<Backend>,
+    /// Engine releases its messages fit.
+    pub releases: Option<Releases>,
+    /// First sign of it.
+    pub opened_at: Mono,
+    /// When this snapshot was taken.
+    pub at: Mono,
+    /// When it ended.
+    pub closed_at: Option<Mono>,
+    /// How it ended.
+    pub outcome: Option<Outcome>,
+    /// How much was seen.
+    pub completeness: Completeness,
+    /// As prefill on this host sees it.
+    pub prefill: Option<View>,
+    /// As decode on this host sees it.
+    pub decode: Option<View>,
+    /// Its messages in order of arrival, bounded; `messages_dropped` more were not kept.
+    pub messages: Vec<MessageMark>,
+    /// Messages not kept.
+    pub messages_dropped: u32,
+    /// What is judged of it; `None` while nothing is overdue.
+    pub verdict: Option<Verdict>,
+    /// It was pinned before and ended or moved on after all.
+    pub recovered: bool,
+    /// Rooms pinned for the same cause, itself included (1 without a verdict).
+    pub group_size: u32,
+}
+
+impl RoomSnapshot {
+    /// Whether its verdict pins it.
+    pub fn pinned(&self) -> bool {
+        self.closed_at.is_none() && self.verdict.as_ref().is_some_and(|v| v.class.pins())
+    }
+}
+
+/// What happened to a room that others must hear of.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event {
+    /// A room is pinned.
+    Pinned(RoomSnapshot),
+    /// The verdict of a room changed (class, confidence or debtor).
+    VerdictChanged(RoomSnapshot),
+    /// A pinned room moved on without ending.
+    Recovered(RoomSnapshot),
+    /// A room ended (`recovered` says whether it was pinned before).
+    Closed(RoomSnapshot),
+}
+
+impl Event {
+    /// The room.
+    pub const fn snapshot(&self) -> &RoomSnapshot {
+        match self {
+            Self::Pinned(s) | Self::VerdictChanged(s) | Self::Recovered(s) | Self::Closed(s) => s,
+        }
+    }
+
+    /// JSON value of `event`.
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::Pinned(_) => "room_pinned",
+            Self::VerdictChanged(_) => "verdict_changed",
+            Self::Recovered(_) => "room_recovered",
+            Self::Closed(_) => "room_closed",
+        }
+    }
+}

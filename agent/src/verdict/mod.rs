@@ -1,0 +1,5 @@
+//! Evidence → class, confidence, debtor, candidates, actions.
+//!
+//! Pure: no I/O, no clock (time is an argument), no unsafe code.
+
+pub mod model;

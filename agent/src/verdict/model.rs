@@ -1,0 +1,208 @@
+//! What a verdict is. The names are fixed: dashboards and alerts use them.
+
+use std::net::SocketAddr;
+
+use crate::event::{Mono, Task};
+use crate::rooms::model::Role;
+use crate::sglang::message::Kind;
+
+/// Class of a verdict.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[allow(missing_docs, reason = "described in docs/verdicts.md, one section each")]
+pub enum Class {
+    AbortBeforeEntry,
+    MetadataIncomplete,
+    AwaitingPrefill,
+    TransferNotConcluded,
+    TransferWorkerSilent,
+    ReceiverSilent,
+    PeerLost,
+    StatusLost,
+    StaleEndpoint,
+    RanksDisagree,
+    DuplicateRoom,
+    /// Named only as a candidate until their evidence is collected.
+    AbortIgnored,
+    MetadataMissing,
+    PeerNotTold,
+    EngineStalled,
+    ConcludedButHeld,
+    StagingReplyMissing,
+    /// Not pins.
+    Queued,
+    CompletionNotObservable,
+    NotApplicable,
+    Unknown,
+}
+
+impl Class {
+    /// Every class.
+    pub const ALL: [Self; 21] = [
+        Self::AbortBeforeEntry,
+        Self::MetadataIncomplete,
+        Self::AwaitingPrefill,
+        Self::TransferNotConcluded,
+        Self::TransferWorkerSilent,
+        Self::ReceiverSilent,
+        Self::PeerLost,
+        Self::StatusLost,
+        Self::StaleEndpoint,
+        Self::RanksDisagree,
+        Self::DuplicateRoom,
+        Self::AbortIgnored,
+        Self::MetadataMissing,
+        Self::PeerNotTold,
+        Self::EngineStalled,
+        Self::ConcludedButHeld,
+        Self::StagingReplyMissing,
+        Self::Queued,
+        Self::CompletionNotObservable,
+        Self::NotApplicable,
+        Self::Unknown,
+    ];
+
+    /// JSON, label and `error.type` value.
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::AbortBeforeEntry => "abort_before_entry",
+            Self::MetadataIncomplete => "metadata_incomplete",
+            Self::AwaitingPrefill => "awaiting_prefill",
+            Self::TransferNotConcluded => "transfer_not_concluded",
+            Self::TransferWorkerSilent => "transfer_worker_silent",
+            Self::ReceiverSilent => "receiver_silent",
+            Self::PeerLost => "peer_lost",
+            Self::StatusLost => "status_lost",
+            Self::StaleEndpoint => "stale_endpoint",
+            Self::RanksDisagree => "ranks_disagree",
+            Self::DuplicateRoom => "duplicate_room",
+            Self::AbortIgnored => "abort_ignored",
+            Self::MetadataMissing => "metadata_missing",
+            Self::PeerNotTold => "peer_not_told",
+            Self::EngineStalled => "engine_stalled",
+            Self::ConcludedButHeld => "concluded_but_held",
+            Self::StagingReplyMissing => "staging_reply_missing",
+            Self::Queued => "queued",
+            Self::CompletionNotObservable => "completion_not_observable",
+            Self::NotApplicable => "not_applicable",
+            Self::Unknown => "unknown",
+        }
+    }
+
+    /// Whether a room with this class counts as pinned.
+    pub const fn pins(self) -> bool {
+        !matches!(
+            self,
+            Self::Queued | Self::CompletionNotObservable | Self::NotApplicable | Self::Unknown
+        )
+    }
+}
+
+/// How sure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Confidence {
+    /// Silence alone: shown and counted, never paged.
+    Possible,
+    /// The next move is owed and a second source excludes queueing, computing, pausing.
+    Likely,
+    /// A fact excludes every other reading.
+    Certain,
+}
+
+impl Confidence {
+    /// JSON and label value.
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Possible => "possible",
+            Self::Likely => "likely",
+            Self::Certain => "certain",
+        }
+    }
+}
+
+/// Someone who owes a move, or on whom to act.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Party {
+    /// Role; `None` when it is neither engine (a router, a client).
+    pub role: Option<Role>,
+    /// Rank, where known.
+    pub rank: Option<u32>,
+    /// Rank endpoint, where known.
+    pub endpoint: Option<SocketAddr>,
+    /// Its process on this host, where seen.
+    pub task: Option<Task>,
+    /// Whether it runs on this host; `None` not known.
+    pub local: Option<bool>,
+}
+
+/// Another reading of the same evidence.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Candidate {
+    /// Class.
+    pub class: Class,
+    /// Pin modes, as in docs/verdicts.md ("M20").
+    pub modes: &'static [&'static str],
+    /// Who would owe the next move.
+    pub owed_by: Option<Role>,
+    /// What would settle it.
+    pub would_settle: &'static str,
+}
+
+/// An engine timer that ends the room without help.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EndsByItself {
+    /// Which timer, with its default ("SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT, 300 s by default").
+    pub timer: &'static str,
+    /// When, if the engine runs with the default.
+    pub at: Mono,
+}
+
+/// Something to do, as a command that works.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Action {
+    /// Command line.
+    pub command: String,
+    /// What it does.
+    pub effect: String,
+    /// Whom else it hurts.
+    pub blast_radius: String,
+    /// Whether it clears this pin.
+    pub clears: bool,
+}
+
+/// What is judged of a room.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Verdict {
+    /// Class.
+    pub class: Class,
+    /// How sure.
+    pub confidence: Confidence,
+    /// Who owes the next move; `None`: nobody.
+    pub owed_by: Option<Party>,
+    /// On whom to act.
+    pub act_on: Option<Party>,
+    /// The message or move that is owed.
+    pub expected: Option<Kind>,
+    /// Other readings.
+    pub candidates: Vec<Candidate>,
+    /// Timer that will end it, `None`: never ends by itself.
+    pub ends_by_itself: Option<EndsByItself>,
+    /// Facts it rests on, one sentence each.
+    pub evidence: Vec<String>,
+    /// What to do.
+    pub actions: Vec<Action>,
+    /// Names the cause: rooms with the same group share it.
+    pub group: u64,
+    /// Since when it holds.
+    pub since: Mono,
+}
+
+/// Known upstream reports are matched by class, backend and release (`verdict/known_issues.json`).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KnownIssue {
+    /// Link.
+    pub url: String,
+    /// First release without it.
+    pub fixed_in: Option<String>,
+    /// Whether it applies: `yes`, `no` or `unknown`.
+    pub applies: &'static str,
+}

@@ -1,0 +1,82 @@
+//! Runs commands and installs Debian packages, saying what it does. Installs only what is missing.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+/// Root of the checkout.
+pub(crate) fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().map_or_else(|| PathBuf::from("."), Path::to_path_buf)
+}
+
+/// Where tools and services that take long to build are kept between runs (`$XDG_CACHE_HOME/roomtrace` or
+/// `~/.cache/roomtrace`).
+pub(crate) fn cache() -> Result<PathBuf> {
+    let base = std::env::var_os("XDG_CACHE_HOME")
+        .map(PathBuf::from)
+        .or_else(|| std::env::var_os("HOME").map(|h| Path::new(&h).join(".cache")))
+        .context("neither XDG_CACHE_HOME nor HOME is set: nowhere to keep built tools")?;
+    let dir = base.join("roomtrace");
+    std::fs::create_dir_all(&dir).with_context(|| format!("create {}", dir.display()))?;
+    Ok(dir)
+}
+
+/// Runs a command and fails with its line when it fails.
+pub(crate) fn run(command: &mut Command) -> Result<()> {
+    let line = line(command);
+    let status = command.status().with_context(|| format!("start `{line}`"))?;
+    if !status.success() {
+        bail!("`{line}` ended with {status}");
+    }
+    Ok(())
+}
+
+/// Runs a command and returns its standard output.
+pub(crate) fn output(command: &mut Command) -> Result<String> {
+    let line = line(command);
+    let out = command.output().with_context(|| format!("start `{line}`"))?;
+    if !out.status.success() {
+        bail!("`{line}` ended with {}: {}", out.status, String::from_utf8_lossy(&out.stderr).trim());
+    }
+    Ok(String::from_utf8_lossy(&out.stdout).into_owned())
+}
+
+/// Whether a program is on the path.
+pub(crate) fn has(program: &str) -> bool {
+    std::env::var_os("PATH")
+        .is_some_and(|path| std::env::split_paths(&path).any(|dir| dir.join(program).is_file()))
+}
+
+/// Installs those Debian packages of `packages` that are not installed yet.
+pub(crate) fn debian(packages: &[&str]) -> Result<()> {
+    let missing: Vec<&str> = packages
+        .iter()
+        .copied()
+        .filter(|p| {
+            let status = output(Command::new("dpkg-query").args(["-W", "-f", "${db:Status-Abbrev}", p]));
+            !status.is_ok_and(|s| s.starts_with("ii"))
+        })
+        .collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    eprintln!("installing Debian packages: {}", missing.join(" "));
+    run(Command::new("apt-get").args(["-q", "update"]))?;
+    run(Command::new("apt-get")
+        .args(["-q", "-y", "--no-install-recommends", "install"])
+        .args(&missing)
+        .env("DEBIAN_FRONTEND", "noninteractive"))
+        .with_context(|| {
+            format!("these packages are needed and could not be installed (are you root?): {}", missing.join(" "))
+        })
+}
+
+fn line(command: &Command) -> String {
+    let words: Vec<_> = std::iter::once(command.get_program())
+        .chain(command.get_args())
+        .map(OsStr::to_string_lossy)
+        .collect();
+    words.join(" ")
+}

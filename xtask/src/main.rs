@@ -1,0 +1,43 @@
+//! `cargo xtask …`: every command a developer or CI runs, each in its own module.
+//!
+//! Nothing here is part of the agent. Commands install what they need and say what they installed.
+
+mod bench;
+mod demo;
+mod ebpf;
+mod engine;
+mod install;
+mod test;
+
+use clap::{Parser, Subcommand};
+
+#[derive(Parser)]
+#[command(name = "cargo xtask", about = "Build, demo, test and bench commands of the project")]
+struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Rebuild the kernel programs' object (installs the toolchain it needs).
+    BuildEbpf(ebpf::Args),
+    /// Live capture of a real ZeroMQ workload with pinned rooms, found and explained.
+    Demo(demo::Args),
+    /// Every test, installing what is missing.
+    Test(test::Args),
+    /// Run the real SGLang control plane and score the agent against its truth (10 GB to install).
+    Engine(engine::Args),
+    /// Print what the agent costs.
+    Bench(bench::Args),
+}
+
+fn main() -> anyhow::Result<()> {
+    match Args::parse().command {
+        Command::BuildEbpf(args) => ebpf::run(&args),
+        Command::Demo(args) => demo::run(&args),
+        Command::Test(args) => test::run(&args),
+        Command::Engine(args) => engine::run(&args),
+        Command::Bench(args) => bench::run(&args),
+    }
+}
