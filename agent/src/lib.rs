@@ -10,6 +10,7 @@
 //! unsafe code. `kernel` is the only module with unsafe code.
 #![deny(unsafe_code)]
 
+pub mod control;
 pub mod event;
 pub mod export;
 pub mod replay;
