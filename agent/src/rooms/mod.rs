@@ -3,4 +3,8 @@
 //! Pure: no I/O, no clock (time is an argument), no unsafe code. Input is [`model::Input`], output
 //! [`model::Event`]; verdicts come from [`crate::verdict`].
 
+pub mod counts;
 pub mod model;
+pub mod table;
+
+pub use table::{Config, Peer, RoomTable};

@@ -1,0 +1,114 @@
+//! What the room table counts: gauges of this moment and counters since start.
+//!
+//! Plain data: no I/O, no clock. Rooms, pids and addresses are never label values; the one instance label
+//! (`owed_instance`) is bounded to [`MAX_INSTANCES`].
+
+use crate::rooms::model::{Outcome, Phase, Role};
+use crate::sglang::message::KvPoll;
+use crate::verdict::model::{Class, Confidence};
+
+/// Instances named in [`PinnedGauge::owed_instance`]; the rest is summed under `other`.
+pub const MAX_INSTANCES: usize = 100;
+
+/// Upper bounds in seconds of the phase duration histogram; a last bucket without bound follows.
+pub const PHASE_BOUNDS: [f64; 16] =
+    [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0];
+
+/// Open rooms of one role in one state.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OpenGauge {
+    /// Role of the view.
+    pub role: Role,
+    /// State of that view.
+    pub state: KvPoll,
+    /// How many rooms.
+    pub rooms: u64,
+    /// Seconds since the oldest of them was first seen; `None` when there is none that counts (rooms whose
+    /// completion cannot be observed or that owe nothing here do not age).
+    pub oldest_age_s: Option<f64>,
+}
+
+/// Pinned rooms with the same labels.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PinnedGauge {
+    /// Role of the view that the verdict was judged from.
+    pub role: Role,
+    /// Class.
+    pub class: Class,
+    /// Confidence.
+    pub confidence: Confidence,
+    /// Endpoint of the debtor (`ip:port`), `other` beyond [`MAX_INSTANCES`], empty when nobody is known.
+    pub owed_instance: String,
+    /// How many rooms.
+    pub rooms: u64,
+}
+
+/// Gauges of this moment.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Gauges {
+    /// Rooms open. A room with views of both roles counts once per view.
+    pub rooms: u64,
+    /// By role and state; every combination is there, also at zero.
+    pub open: Vec<OpenGauge>,
+    /// By role, verdict, confidence and debtor.
+    pub pinned: Vec<PinnedGauge>,
+    /// Closed rooms whose details are still kept.
+    pub closed_kept: u64,
+    /// Connections known.
+    pub connections: u64,
+}
+
+/// Durations of one phase of one role.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PhaseHistogram {
+    /// Role.
+    pub role: Role,
+    /// Phase.
+    pub phase: Phase,
+    /// Observations per bucket (not cumulative); the last one is above every bound of [`PHASE_BOUNDS`].
+    pub buckets: [u64; PHASE_BOUNDS.len() + 1],
+    /// Sum of all observations in seconds.
+    pub sum_s: f64,
+    /// Number of observations.
+    pub count: u64,
+}
+
+/// What was turned away or dropped because a table was full, or was no business of an open room.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TurnedAway {
+    /// Rooms not opened: table full.
+    pub rooms: u64,
+    /// Connections not followed: table full.
+    pub connections: u64,
+    /// Endpoints or sessions not named: table full.
+    pub names: u64,
+    /// METADATA not kept: more peers in one room than it holds.
+    pub links: u64,
+    /// Peer pairs without their own statistics: table full.
+    pub pairs: u64,
+    /// REGISTERs not kept: more decode ranks at one prefill rank than it holds.
+    pub registers: u64,
+    /// Marks dropped from the middle of time lines.
+    pub marks: u64,
+    /// Sent messages whose acknowledgement is not followed: too many on one connection.
+    pub acknowledgements: u64,
+    /// Messages for a room that had ended.
+    pub late: u64,
+    /// Messages for a room that is not known and that cannot begin one.
+    pub orphans: u64,
+    /// Rooms given up early to make space (completion not observable, or nothing owed here).
+    pub expired_early: u64,
+}
+
+/// Counters since start.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Counters {
+    /// Views of rooms that ended, by role and outcome.
+    pub closed: Vec<(Role, Outcome, u64)>,
+    /// Pins raised, by role and class.
+    pub pins: Vec<(Role, Class, u64)>,
+    /// Phase durations.
+    pub phases: Vec<PhaseHistogram>,
+    /// Turned away.
+    pub turned_away: TurnedAway,
+}
