@@ -1,0 +1,1 @@
+//! HTTP server of the agent.
