@@ -11,8 +11,10 @@
 #![deny(unsafe_code)]
 
 pub mod control;
+pub mod cli;
 pub mod event;
 pub mod export;
+pub mod pipeline;
 pub mod replay;
 pub mod rooms;
 pub mod sglang;

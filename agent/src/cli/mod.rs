@@ -273,6 +273,35 @@ pub fn main() -> ExitCode {
     }
 }
 
+/// Where asynchronous work (exports, HTTP) runs. Two threads: none of it is urgent.
+fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .thread_name("roomtrace-io")
+        .enable_all()
+        .build()
+        .map_err(|e| Failure::cannot_observe(anyhow::Error::new(e).context("cannot start the I/O threads")))
+}
+
+/// The room table's settings.
+fn room_config(config: &Config) -> crate::rooms::Config {
+    let nanos = |d: Duration| u64::try_from(d.as_nanos()).unwrap_or(u64::MAX);
+    crate::rooms::Config {
+        floor: nanos(config.rooms.floor),
+        ceiling: nanos(config.rooms.ceiling),
+        factor: u64::from(config.rooms.factor),
+        max_rooms: usize::try_from(config.rooms.max).unwrap_or(usize::MAX),
+        ..crate::rooms::Config::default()
+    }
+}
+
+/// Upstream reports that a room's verdict may be an instance of.
+fn known_issues(room: &crate::rooms::model::RoomSnapshot) -> Vec<crate::verdict::model::KnownIssue> {
+    room.verdict.as_ref().map_or_else(Vec::new, |v| {
+        crate::verdict::known::known_issues(v.class, room.backend, room.releases)
+    })
+}
+
 /// Writes to standard output; a closed pipe (`| head`) ends the command quietly.
 fn print(text: &str) -> Outcome {
     let mut out = std::io::stdout().lock();
