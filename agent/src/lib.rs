@@ -12,6 +12,7 @@
 
 pub mod event;
 pub mod export;
+pub mod kernel;
 pub mod replay;
 pub mod rooms;
 pub mod sglang;
