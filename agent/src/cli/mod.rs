@@ -3,6 +3,7 @@
 pub mod config;
 mod doctor;
 mod explain;
+mod measure;
 mod remote;
 mod replay;
 mod run;

@@ -38,6 +38,8 @@ const GRACE: Duration = Duration::from_secs(10);
 pub(super) fn run(config: &Config) -> Outcome {
     logging();
     let capture = Capture::start(&capture_config(config)).map_err(Failure::cannot_observe)?;
+    // Before any thread starts: threads inherit what is left.
+    capture.drop_privileges(false).map_err(Failure::cannot_observe)?;
     let identity = identity(config);
     let options = Options {
         events: config.export.events.clone(),
@@ -56,7 +58,6 @@ pub(super) fn run(config: &Config) -> Outcome {
         identity,
         started: now(),
     };
-    agent.capture.drop_privileges().map_err(Failure::cannot_observe)?;
     tracing::info!(
         hook = agent.capture.hook().name(),
         version = env!("CARGO_PKG_VERSION"),
@@ -116,16 +117,14 @@ impl Agent {
     fn tell_kernel(&mut self) {
         let Self { capture, pipeline, .. } = self;
         for (socket, judgement) in pipeline.judgements() {
-            capture.judge(
-                socket,
-                match judgement {
-                    Judgement::Zmtp => kernel::Judgement::Zmtp,
-                    Judgement::Foreign => kernel::Judgement::Foreign,
-                },
-            );
+            let answer = match judgement {
+                Judgement::Zmtp => kernel::Judgement::Follow,
+                Judgement::Foreign => kernel::Judgement::Foreign,
+            };
+            warn(capture.judge(socket, answer));
         }
         for endpoint in pipeline.endpoints() {
-            capture.watch_endpoint(endpoint);
+            warn(capture.watch_endpoint(endpoint));
         }
     }
 
@@ -178,6 +177,13 @@ impl Agent {
                 "requests": null, "scheduler_spans": null, "gpu": null,
             },
         })
+    }
+}
+
+/// A refused map update costs one answer, not the agent.
+fn warn<T>(result: Result<T, kernel::KernelError>) {
+    if let Err(error) = result {
+        tracing::warn!(%error, "could not tell the kernel programs");
     }
 }
 
