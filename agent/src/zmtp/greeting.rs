@@ -67,6 +67,17 @@ pub(super) enum Greeting {
     NotZmtp,
 }
 
+/// Whether these first bytes are what libzmq signs with: where a stream is joined in its middle, 0xff alone
+/// is no sign of a greeting. (libzmq 4.3.5 sends seven zeros and a 0 or 1 between 0xff and 0x7f.)
+pub(super) fn has_libzmq_signature(seen: &[u8]) -> bool {
+    seen.iter().take(SIGNATURE_LEN).enumerate().all(|(i, b)| match i {
+        0 => *b == 0xff,
+        8 => *b <= 1,
+        9 => *b == 0x7f,
+        _ => *b == 0,
+    })
+}
+
 /// Judges the first bytes of a stream (at most [`GREETING_LEN`] of them).
 pub(super) fn judge(seen: &[u8]) -> Greeting {
     match seen.first() {

@@ -23,7 +23,6 @@ pub struct FrameMeta {
 }
 
 /// The first frames of a message, on the stack.
-#[allow(dead_code, reason = "API first")]
 pub(super) type Frames = ArrayVec<FrameMeta, FRAMES_KEPT>;
 
 /// One frame of a message.
