@@ -7,7 +7,7 @@ use std::io::Read as _;
 
 use aya::programs::{BtfTracePoint, Iter, ProgramError};
 use aya::{Btf, Ebpf, EbpfLoader, include_bytes_aligned};
-use roomtrace_common::{Settings, VERSION, program};
+use roomtrace_common::{Settings, program};
 
 use super::error::KernelError;
 use super::hook::Hook;
@@ -31,7 +31,6 @@ pub(super) fn open(settings: Settings, ring_bytes: u32) -> Result<Ebpf, KernelEr
     let settings = Plain(settings);
     EbpfLoader::new()
         .override_global("SETTINGS", &settings, true)
-        .override_global("VERSION", &VERSION, true)
         .map_max_entries(map::EVENTS, ring_bytes)
         .load(OBJECT)
         .map_err(|e| KernelError::Object { why: chain(&e) })

@@ -1,11 +1,9 @@
 //! Records that the kernel programs write and the agent reads: plain `repr(C)` data, no padding left implicit.
 //!
-//! No code that acts, no unsafe code. The agent and the kernel object are built from the same version of this
-//! file; the object's `VERSION` global says which.
+//! No code that acts, no unsafe code. The checked-in object is built from this file: after a change here run
+//! `cargo xtask build-ebpf` (`--check` finds a stale object).
 #![no_std]
 
-/// Layout version of everything here. The agent refuses an object that was built with another.
-pub const VERSION: u32 = 1;
 
 /// Longest call whose bytes are shipped. libzmq reads and sends batches of messages in pieces of exactly this
 /// size (`in_batch_size`, `out_batch_size` in libzmq's `src/config.hpp`).
@@ -140,6 +138,8 @@ const _: () = assert!(size_of::<Record>() == RECORD);
 
 /// [`Socket::state`].
 pub mod state {
+    /// Only just accepted from a listener, or closed and about to be used again.
+    pub const NONE: u32 = 0;
     /// A listener of a watched process.
     pub const LISTENING: u32 = 1;
     /// A connect attempt of a watched process or to a watched endpoint.
@@ -148,7 +148,7 @@ pub mod state {
     pub const PENDING: u32 = 3;
     /// Carries ZMTP.
     pub const ZMTP: u32 = 4;
-    /// How many there are, with 0 unused.
+    /// How many there are.
     pub const COUNT: usize = 5;
 }
 
@@ -163,6 +163,8 @@ pub mod mark {
     pub const FRESH: u32 = 4;
     /// This side connected.
     pub const ACTIVE: u32 = 8;
+    /// It is closed: not counted among the open ones any more. What it had received can still be read.
+    pub const CLOSED: u32 = 16;
 }
 
 /// What the kernel remembers of a watched socket, in its socket storage. No entry: a foreign socket.
