@@ -53,10 +53,8 @@ pub(super) static ABORT_ACK: [Count; 3] = [
     count(2, Backend::Shared, since(r5(13))),
 ];
 pub(super) static KV_STATUS: [Count; 1] = [count(5, Backend::Nixl, since(r5(20)))];
-pub(super) static STATUS: [Count; 2] = [
-    count(3, Backend::Mooncake, since(r4(8, 1))),
-    count(2, Backend::Mooncake, between(r4(5, 3), r4(8, 0))),
-];
+pub(super) static STATUS: [Count; 2] =
+    [count(3, Backend::Mooncake, since(r4(8, 1))), count(2, Backend::Mooncake, between(r4(5, 3), r4(8, 0)))];
 pub(super) static PP_STATE: [Count; 1] = [count(1, Backend::Shared, since(r5(22)))];
 
 /// Releases in which status 2 is sent as "prefill done, allocate now" (policy `prefill_complete`).

@@ -12,8 +12,8 @@ mod pp;
 use self::fields::{endpoint, name, number, number32, pointers, prose, signed, whole};
 use self::layouts::{Count, DummyRule, MetadataLayout, RegisterLayout, Test};
 use self::message::{
-    AbortAck, AuxData, Backend, ChunkReady, Decoded, Endpoint, KvPoll, Message, Metadata, Register,
-    Releases, RoomFrom, Staging, StagingReq, StagingRsp, Status, Watermark,
+    AbortAck, AuxData, Backend, ChunkReady, Decoded, Endpoint, KvPoll, Message, Metadata, Register, Releases,
+    RoomFrom, Staging, StagingReq, StagingRsp, Status, Watermark,
 };
 use crate::zmtp::{Grammar, Multipart, Recognition};
 
@@ -167,7 +167,12 @@ fn kv_status<'a>(parts: &Multipart<'a>) -> Option<Decoded<'a>> {
     let status = KvPoll::from_wire(number(parts, 2)?)?;
     let mut decoded = counted(parts, &layouts::KV_STATUS, |_| {
         let prefill_rank = Some(number32(parts, 3)?);
-        Some(Message::Status(Status { room: number(parts, 1)?, status, prefill_rank, reason: prose(parts, 4) }))
+        Some(Message::Status(Status {
+            room: number(parts, 1)?,
+            status,
+            prefill_rank,
+            reason: prose(parts, 4),
+        }))
     })?;
     if status != KvPoll::Failed {
         decoded.releases = narrowed(decoded.releases, layouts::KV_STATUS_SUCCESS);

@@ -30,6 +30,8 @@ pub enum Event<'a> {
         /// Bytes of the call at hand up to its end.
         behind: u32,
     },
+    /// A whole greeting: the stream is followed from its beginning.
+    Greeting,
     /// The peer that sends on this stream says what it is.
     Ready(SocketType),
     /// A command other than READY (PING, PONG, ERROR, …).
@@ -143,9 +145,14 @@ impl Decoder {
         matches!(self.phase, Phase::Greeting) && self.store.is_empty()
     }
 
-    /// Whether messages are being handed on.
-    pub const fn in_step(&self) -> bool {
-        matches!(self.phase, Phase::Frames) && self.proven
+    /// Whether the greeting is not yet complete.
+    pub const fn in_greeting(&self) -> bool {
+        matches!(self.phase, Phase::Greeting)
+    }
+
+    /// Whether a message (or what may be one) is partly here.
+    pub const fn is_unfinished(&self) -> bool {
+        matches!(self.phase, Phase::Frames) && !self.at_boundary()
     }
 
     /// Bytes passed over while out of step since the last call of this.
@@ -229,8 +236,12 @@ impl Decoder {
         self.from_start = false;
         self.phase = Phase::Search;
         self.proven = false;
-        self.clear_frame();
-        self.clear_message();
+        self.in_body = false;
+        self.head_len = 0;
+        self.remaining = 0;
+        self.total = 0;
+        self.store = Vec::new();
+        self.frames = Vec::new();
     }
 
     fn fall_out(&mut self, at: usize, on: &mut impl FnMut(Event<'_>)) -> usize {
@@ -263,6 +274,7 @@ impl Decoder {
                 self.proven = true;
                 self.trial = 0;
                 self.confidence = Confidence::Known;
+                on(Event::Greeting);
             }
             Greeting::Unsupported(dialect) => {
                 self.kill();
@@ -276,7 +288,13 @@ impl Decoder {
         Ok(behind)
     }
 
-    fn search(&mut self, bytes: &[u8], from: usize, grammar: &Grammar, on: &mut impl FnMut(Event<'_>)) -> usize {
+    fn search(
+        &mut self,
+        bytes: &[u8],
+        from: usize,
+        grammar: &Grammar,
+        on: &mut impl FnMut(Event<'_>),
+    ) -> usize {
         if from == 0 && self.confidence == Confidence::Pending {
             // No frame begins with 0xff: this can only be a greeting.
             if bytes.first() == Some(&0xff) {
@@ -434,7 +452,12 @@ impl Decoder {
     }
 
     /// Ends the frame at hand, and with its last frame the message. `Err`: a trial has failed.
-    fn end_frame(&mut self, behind: u64, grammar: &Grammar, on: &mut impl FnMut(Event<'_>)) -> Result<(), Lost> {
+    fn end_frame(
+        &mut self,
+        behind: u64,
+        grammar: &Grammar,
+        on: &mut impl FnMut(Event<'_>),
+    ) -> Result<(), Lost> {
         self.in_body = false;
         if self.flags & COMMAND != 0 {
             say_command(self.store.get(self.command_at..).unwrap_or_default(), on);
@@ -478,12 +501,6 @@ impl Decoder {
             }
             Recognition::Weak | Recognition::No => Err(Lost),
         }
-    }
-
-    fn clear_frame(&mut self) {
-        self.in_body = false;
-        self.head_len = 0;
-        self.remaining = 0;
     }
 
     fn clear_message(&mut self) {

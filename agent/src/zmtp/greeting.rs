@@ -28,8 +28,7 @@ pub enum Unsupported {
 
 impl Unsupported {
     /// Every dialect.
-    pub const ALL: [Self; 5] =
-        [Self::Zmtp1, Self::Zmtp2, Self::Plain, Self::Curve, Self::OtherMechanism];
+    pub const ALL: [Self; 5] = [Self::Zmtp1, Self::Zmtp2, Self::Plain, Self::Curve, Self::OtherMechanism];
 
     /// Label value.
     pub const fn label(self) -> &'static str {
