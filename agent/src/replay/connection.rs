@@ -226,6 +226,7 @@ impl Connection {
                     self.way_mut(peer).open(ack);
                     self.end_mut(peer).state = TcpState::SynSent;
                 }
+                self.way_mut(peer).syn_acknowledged(ack);
                 if self.end(from).state == TcpState::Close {
                     self.end_mut(from).state = TcpState::SynRecv;
                 }

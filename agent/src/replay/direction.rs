@@ -103,6 +103,13 @@ impl Way {
         self.at = Some(Position { next: seq, high: seq, acked: seq, ack_seen: false, joined: false });
     }
 
+    /// The peer acknowledges the SYN.
+    pub(super) fn syn_acknowledged(&mut self, ack: u32) {
+        if let Some(p) = self.at.as_mut().filter(|p| p.acked == ack) {
+            p.ack_seen = true;
+        }
+    }
+
     /// Fixes where the stream is joined, if nothing is known of it yet.
     pub(super) fn join(&mut self, seq: u32) {
         self.at.get_or_insert(Position { next: seq, high: seq, acked: seq, ack_seen: false, joined: true });

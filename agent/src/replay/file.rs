@@ -124,7 +124,7 @@ impl<R: Read> Capture<R> {
         }
         let header = match parse_pcap_header(head) {
             Ok((_, header)) => header,
-            Err(pcap_parser::nom::Err::Incomplete(_)) if looks_like_pcap(head) => {
+            Err(pcap_parser::nom::Err::Incomplete(_)) if looks_like_a_capture(head) => {
                 return Err(ReplayError::HeaderCut { length: have as u64 });
             }
             Err(_) => return Err(not_a_capture(head)),
@@ -401,9 +401,10 @@ fn u32_at(data: &[u8], at: usize, big_endian: bool) -> u32 {
     if big_endian { u32::from_be_bytes(bytes) } else { u32::from_le_bytes(bytes) }
 }
 
-fn looks_like_pcap(head: &[u8]) -> bool {
-    const MAGICS: [u32; 5] = [0xa1b2_c3d4, 0xa1b2_3c4d, 0xa1b2_cd34, 0xd4c3_b2a1, 0x4d3c_b2a1];
-    head.len() < 4 || MAGICS.iter().any(|m| head.starts_with(&m.to_le_bytes()))
+/// Whether the file begins as a capture does, as far as it goes.
+fn looks_like_a_capture(head: &[u8]) -> bool {
+    const MAGICS: [u32; 6] = [SHB_MAGIC, 0xa1b2_c3d4, 0xa1b2_3c4d, 0xa1b2_cd34, 0xd4c3_b2a1, 0x4d3c_b2a1];
+    MAGICS.iter().any(|m| m.to_le_bytes().iter().zip(head).all(|(a, b)| a == b))
 }
 
 /// Names the kinds of file that are most often given by mistake.
