@@ -191,7 +191,12 @@ pub(super) static METRICS: &[Descriptor] = &[
         unit: "{room}",
         help: "Rooms that have not ended, by the view of this host that is open.",
         labels: &["role", "state"],
-        read: |s| s.list(|m| &m.rooms_open, |(r, k, n)| (labels([("role", r.label()), ("state", k.name())]), count(*n))),
+        read: |s| {
+            s.list(
+                |m| &m.rooms_open,
+                |(r, k, n)| (labels([("role", r.label()), ("state", k.name())]), count(*n)),
+            )
+        },
     },
     Descriptor {
         name: "roomtrace_rooms_pinned",
@@ -208,7 +213,12 @@ pub(super) static METRICS: &[Descriptor] = &[
         unit: "s",
         help: "Age of the oldest open room; absent while none is open.",
         labels: &["role", "state"],
-        read: |s| s.list(|m| &m.oldest_open, |(r, k, n)| (labels([("role", r.label()), ("state", k.name())]), seconds(*n))),
+        read: |s| {
+            s.list(
+                |m| &m.oldest_open,
+                |(r, k, n)| (labels([("role", r.label()), ("state", k.name())]), seconds(*n)),
+            )
+        },
     },
     Descriptor {
         name: "roomtrace_rooms_closed_total",
@@ -216,7 +226,12 @@ pub(super) static METRICS: &[Descriptor] = &[
         unit: "{room}",
         help: "Rooms that ended; outcome `unknown`: they ended where nothing could be seen of it.",
         labels: &["role", "outcome"],
-        read: |s| s.list(|m| &m.rooms_closed, |(r, o, n)| (labels([("role", r.label()), ("outcome", o.label())]), count(*n))),
+        read: |s| {
+            s.list(
+                |m| &m.rooms_closed,
+                |(r, o, n)| (labels([("role", r.label()), ("outcome", o.label())]), count(*n)),
+            )
+        },
     },
     Descriptor {
         name: "roomtrace_pins_total",
@@ -224,7 +239,12 @@ pub(super) static METRICS: &[Descriptor] = &[
         unit: "{room}",
         help: "Rooms that became pinned, recovered ones included.",
         labels: &["role", "verdict"],
-        read: |s| s.list(|m| &m.pins, |(r, c, n)| (labels([("role", r.label()), ("verdict", c.label())]), count(*n))),
+        read: |s| {
+            s.list(
+                |m| &m.pins,
+                |(r, c, n)| (labels([("role", r.label()), ("verdict", c.label())]), count(*n)),
+            )
+        },
     },
     Descriptor {
         name: "roomtrace_messages_total",
@@ -233,10 +253,16 @@ pub(super) static METRICS: &[Descriptor] = &[
         help: "Control messages decoded, as sent or received by sockets of this host.",
         labels: &["direction", "backend", "kind"],
         read: |s| {
-            s.list(|m| &m.messages, |(d, b, k, n)| {
-                let direction = super::record::direction(*d);
-                (labels([("direction", direction), ("backend", b.label()), ("kind", k.name())]), count(*n))
-            })
+            s.list(
+                |m| &m.messages,
+                |(d, b, k, n)| {
+                    let direction = super::record::direction(*d);
+                    (
+                        labels([("direction", direction), ("backend", b.label()), ("kind", k.name())]),
+                        count(*n),
+                    )
+                },
+            )
         },
     },
     Descriptor {
@@ -245,7 +271,12 @@ pub(super) static METRICS: &[Descriptor] = &[
         unit: "{message}",
         help: "Well-formed messages of no known shape on control connections: a newer or foreign engine.",
         labels: &["backend"],
-        read: |s| s.list(|m| &m.unknown_messages, |(b, n)| (labels([("backend", b.map_or("unknown", Backend::label))]), count(*n))),
+        read: |s| {
+            s.list(
+                |m| &m.unknown_messages,
+                |(b, n)| (labels([("backend", b.map_or("unknown", Backend::label))]), count(*n)),
+            )
+        },
     },
     Descriptor {
         name: "roomtrace_capture_lost_total",
@@ -253,7 +284,9 @@ pub(super) static METRICS: &[Descriptor] = &[
         unit: "{event}",
         help: "What was lost between kernel and rooms; verdicts that rest on it become `unknown`.",
         labels: &["stage", "reason"],
-        read: |s| s.list(|m| &m.capture_lost, |(st, re, n)| (labels([("stage", st), ("reason", re)]), count(*n))),
+        read: |s| {
+            s.list(|m| &m.capture_lost, |(st, re, n)| (labels([("stage", st), ("reason", re)]), count(*n)))
+        },
     },
     Descriptor {
         name: "roomtrace_not_captured_total",
@@ -269,7 +302,12 @@ pub(super) static METRICS: &[Descriptor] = &[
         unit: "{process}",
         help: "Engine processes seen; role `unknown` until one of their messages tells it.",
         labels: &["role"],
-        read: |s| s.list(|m| &m.engine_processes, |(r, n)| (labels([("role", r.map_or("unknown", Role::label))]), count(*n))),
+        read: |s| {
+            s.list(
+                |m| &m.engine_processes,
+                |(r, n)| (labels([("role", r.map_or("unknown", Role::label))]), count(*n)),
+            )
+        },
     },
     Descriptor {
         name: "roomtrace_connections",
@@ -398,10 +436,8 @@ pub(super) fn seconds(nanos: u64) -> f64 {
 
 /// The reference, as `docs/metrics.md` has it.
 pub fn reference() -> String {
-    let mut rows: Vec<(&str, Type, &str, String, &str)> = METRICS
-        .iter()
-        .map(|d| (d.name, d.kind, d.unit, d.labels.join(", "), d.help))
-        .collect();
+    let mut rows: Vec<(&str, Type, &str, String, &str)> =
+        METRICS.iter().map(|d| (d.name, d.kind, d.unit, d.labels.join(", "), d.help)).collect();
     let histogram = PHASE_DURATION_LABELS.join(", ");
     rows.push((PHASE_DURATION, Type::Histogram, "s", histogram, PHASE_DURATION_HELP));
     rows.sort_by_key(|r| (r.0.starts_with("process_"), r.0));
@@ -451,7 +487,8 @@ mod tests {
         let mut instances = Instances::default();
         let mut first: Vec<_> = (0..100).map(|n| pinned(&format!("z{n:03}"), 1)).collect();
         instances.bound(&mut first);
-        let mut both: Vec<_> = (0..100).map(|n| pinned(&format!("z{n:03}"), 1)).chain([pinned("a", 1)]).collect();
+        let mut both: Vec<_> =
+            (0..100).map(|n| pinned(&format!("z{n:03}"), 1)).chain([pinned("a", 1)]).collect();
         instances.bound(&mut both);
         assert!(both.iter().any(|p| p.owed_instance == "z099"));
         assert!(both.iter().any(|p| p.owed_instance == OTHER));
@@ -463,7 +500,7 @@ mod tests {
     #[test]
     fn every_point_has_exactly_the_labels_of_its_descriptor() {
         let source = Source {
-            snapshot: Some(Arc::new(super::super::tests::full_snapshot())),
+            snapshot: Some(Arc::new(super::super::testing::full_snapshot())),
             counters: Arc::default(),
             process: Process::default(),
         };

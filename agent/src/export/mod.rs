@@ -5,29 +5,43 @@
 //! lives here.
 
 pub mod clock;
+mod complaint;
 pub mod counters;
-pub mod events;
-pub mod http;
+mod events;
+mod http;
 pub mod metrics;
 pub mod otlp;
+mod phases;
 mod process;
+mod prometheus;
 pub mod query;
 pub mod record;
+#[cfg(test)]
+mod testing;
 pub mod trace_id;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
 
 use clock::Clock;
-use counters::Counters;
-use metrics::MetricsSnapshot;
+use counters::{Counters, Signal};
+use events::Lines;
+use http::{Answers, Published};
+use metrics::{Instances, MetricsSnapshot};
 use otlp::OtlpConfig;
+use prometheus::PhaseDurations;
 use query::Queries;
+use record::Maker;
 
-use crate::rooms::model::{Event, RoomSnapshot};
+use crate::rooms::model::{Event, Role, RoomSnapshot};
 use crate::verdict::model::{KnownIssue, Verdict};
+
+pub use events::OpenError;
 
 /// Who reports: put into every record, span and resource.
 #[derive(Clone, Debug)]
@@ -48,7 +62,7 @@ pub struct Identity {
 /// What is switched on.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// JSON lines: a file, or `-` for standard output.
+    /// JSON lines: a file (appended to), or `-` for standard output.
     pub events: Option<PathBuf>,
     /// OpenTelemetry.
     pub otlp: OtlpConfig,
@@ -58,38 +72,132 @@ pub struct Options {
 
 /// Why the export cannot start. Nothing that happens later stops the agent.
 #[derive(Debug, thiserror::Error)]
-pub enum ExportError {}
+pub enum ExportError {
+    /// A file cannot be written.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// The address cannot be listened on.
+    #[error(
+        "cannot listen on {listen}: {source} (another agent may hold it; set http.listen or --listen to another, or --no-http)"
+    )]
+    Listen {
+        /// Which address.
+        listen: SocketAddr,
+        /// Why.
+        source: std::io::Error,
+    },
+}
+
+/// An event with the clock to read its times by, shared by the outputs.
+#[derive(Debug)]
+struct RoomEvent {
+    event: Event,
+    clock: Clock,
+}
+
+impl RoomEvent {
+    /// Whether it speaks of a room that is or was pinned: delivered first, dropped last.
+    fn flagged(&self) -> bool {
+        let s = self.event.snapshot();
+        s.recovered || s.verdict.as_ref().is_some_and(|v| v.class.pins())
+    }
+}
 
 /// The front of the export, owned by the thread that follows the rooms.
 #[derive(Debug)]
 pub struct Exports {
+    identity: Arc<Identity>,
+    events: Option<Lines<Arc<RoomEvent>>>,
+    durations: PhaseDurations,
+    instances: Instances,
+    published: watch::Sender<Published>,
+    ready: watch::Sender<Result<(), String>>,
     queries: Queries,
     counters: Arc<Counters>,
+    stop: watch::Sender<bool>,
+    server: Option<JoinHandle<()>>,
+    listening: Option<SocketAddr>,
 }
 
 impl Exports {
-    /// Opens files and the listening socket, builds exporters, starts threads and tasks (on `runtime`). Does
-    /// not wait for any receiver.
+    /// Opens files and the listening socket, builds exporters, starts threads and tasks on the current runtime.
+    /// Does not wait for any receiver.
     ///
     /// # Errors
     /// [`ExportError`]: a file, certificate, address or endpoint that cannot be used.
-    pub async fn start(_options: Options, _identity: Identity) -> Result<Self, ExportError> {
-        let (_handle, queries) = query::channel();
-        Ok(Self { queries, counters: Arc::default() })
+    pub async fn start(options: Options, identity: Identity) -> Result<Self, ExportError> {
+        let identity = Arc::new(identity);
+        let counters = Arc::new(Counters::default());
+        let durations = PhaseDurations::default();
+        let (handle, queries) = query::channel();
+        let (stop, stopped) = watch::channel(false);
+        let (published, publications) = watch::channel(Published { at: Instant::now(), snapshot: None });
+        let (ready, readiness) = watch::channel(Err("starting".to_owned()));
+        let events = match &options.events {
+            Some(path) => {
+                let render = render_record(Arc::clone(&identity));
+                Some(Lines::open(path, Signal::Events, Arc::clone(&counters), render)?)
+            }
+            None => None,
+        };
+        let mut server = None;
+        let mut listening = None;
+        if let Some(listen) = options.listen {
+            let listener = http::bind(listen).await?;
+            listening = listener.local_addr().ok();
+            let answers = Arc::new(Answers {
+                identity: Arc::clone(&identity),
+                queries: handle,
+                published: publications,
+                ready: readiness,
+                durations: durations.clone(),
+                counters: Arc::clone(&counters),
+            });
+            server = Some(tokio::spawn(http::serve(listener, answers, stopped)));
+        }
+        let instances = Instances::default();
+        Ok(Self {
+            identity,
+            events,
+            durations,
+            instances,
+            published,
+            ready,
+            queries,
+            counters,
+            stop,
+            server,
+            listening,
+        })
     }
 
     /// Hands an event to every output. Never blocks.
-    pub fn room_event(&mut self, _event: &Event, _clock: &Clock) {}
+    pub fn room_event(&mut self, event: &Event, clock: &Clock) {
+        self.measure(event, clock);
+        let Some(events) = &self.events else { return };
+        let event = Arc::new(RoomEvent { event: event.clone(), clock: clock.clone() });
+        events.try_write(Arc::clone(&event), event.flagged());
+    }
 
-    /// As [`Self::room_event`], but waits for place in the queues: for replay, where nothing is lost by
+    /// As [`Self::room_event`], but waits for places in the queues: for replay, where nothing is lost by
     /// waiting. Not to be called from asynchronous code.
-    pub fn room_event_wait(&mut self, _event: &Event, _clock: &Clock) {}
+    pub fn room_event_wait(&mut self, event: &Event, clock: &Clock) {
+        self.measure(event, clock);
+        let Some(events) = &self.events else { return };
+        events.write(Arc::new(RoomEvent { event: event.clone(), clock: clock.clone() }));
+    }
 
     /// Replaces what `/metrics` and OTLP metrics show. Never blocks.
-    pub fn publish(&mut self, _snapshot: MetricsSnapshot) {}
+    pub fn publish(&mut self, mut snapshot: MetricsSnapshot) {
+        self.instances.bound(&mut snapshot.rooms_pinned);
+        self.published.send_replace(Published { at: Instant::now(), snapshot: Some(Arc::new(snapshot)) });
+    }
 
     /// Whether `/readyz` says ready; the reason is shown while it does not. Not ready at start.
-    pub fn set_ready(&mut self, _ready: Result<(), String>) {}
+    pub fn set_ready(&self, ready: Result<(), String>) {
+        // What it replaces is of no interest.
+        drop(self.ready.send_replace(ready));
+    }
 
     /// Questions of the HTTP side, to be polled often (at least every 100 ms).
     pub fn queries(&mut self) -> &mut Queries {
@@ -101,8 +209,46 @@ impl Exports {
         Arc::clone(&self.counters)
     }
 
+    /// Where the HTTP server listens, with the port that the system chose if it was told 0.
+    pub fn listening(&self) -> Option<SocketAddr> {
+        self.listening
+    }
+
     /// Delivers what waits, for at most `grace`; counts the rest as dropped.
-    pub async fn shutdown(self, _grace: Duration) {}
+    pub async fn shutdown(self, grace: Duration) {
+        let until = tokio::time::Instant::now() + grace;
+        self.stop.send_replace(true);
+        if let Some(events) = self.events {
+            // Blocks, but not the runtime, and no longer than the grace period.
+            let _ = tokio::task::spawn_blocking(move || events.close(grace)).await;
+        }
+        if let Some(server) = self.server {
+            let _ = tokio::time::timeout_at(until, server).await;
+        }
+    }
+
+    /// Records the phases of a room that ended.
+    fn measure(&self, event: &Event, clock: &Clock) {
+        let Event::Closed(room) = event else { return };
+        let trace = trace_id::trace_id(room.room, &self.identity.trace_salt).to_string();
+        for role in [Role::Prefill, Role::Decode] {
+            for span in phases::phases(room, role).into_iter().filter(|p| p.rank.is_none()) {
+                let seconds = metrics::seconds(span.ended.since(span.began));
+                let at = clock.system_time(span.ended);
+                self.durations.observe(role, span.phase, seconds, trace.clone(), at);
+            }
+        }
+    }
+}
+
+fn render_record(identity: Arc<Identity>) -> impl FnMut(Arc<RoomEvent>, &mut Vec<u8>) + Send + 'static {
+    move |e, to| {
+        let record = Maker { identity: &identity, clock: &e.clock }.event(&e.event);
+        // Writing plain structs into memory does not fail.
+        if serde_json::to_writer(&mut *to, &record).is_ok() {
+            to.push(b'\n');
+        }
+    }
 }
 
 /// Value of the label `owed_instance` for a verdict seen on the host `host_name`.
@@ -112,40 +258,5 @@ pub fn owed_instance(verdict: &Verdict, host_name: &str) -> String {
         (Some(true), _) => host_name.to_owned(),
         (_, Some(endpoint)) => endpoint.ip().to_string(),
         (_, None) => "unknown".to_owned(),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::event::{Direction, Mono, NotCaptured, SECOND};
-    use crate::rooms::model::{Outcome, Role};
-    use crate::sglang::message::{Backend, Kind, KvPoll};
-    use crate::verdict::model::{Class, Confidence};
-
-    /// A snapshot with at least one entry of everything.
-    pub(super) fn full_snapshot() -> MetricsSnapshot {
-        MetricsSnapshot {
-            at: Mono(5 * SECOND),
-            rooms_open: vec![(Role::Prefill, KvPoll::WaitingForInput, 3)],
-            rooms_pinned: vec![metrics::PinnedRooms {
-                role: Role::Prefill,
-                verdict: Class::AbortBeforeEntry,
-                confidence: Confidence::Likely,
-                owed_instance: "node-a".to_owned(),
-                rooms: 2,
-            }],
-            oldest_open: vec![(Role::Prefill, KvPoll::WaitingForInput, 47 * SECOND)],
-            rooms_closed: vec![(Role::Decode, Outcome::Success, 11)],
-            pins: vec![(Role::Prefill, Class::AbortBeforeEntry, 4)],
-            messages: vec![(Direction::Received, Backend::Nixl, Kind::Metadata, 12)],
-            unknown_messages: vec![(None, 1)],
-            capture_lost: vec![("ring", "full", 7)],
-            not_captured: vec![(NotCaptured::TooLong, 5)],
-            engine_processes: vec![(Some(Role::Decode), 8), (None, 1)],
-            connections: vec![("zmtp", 6)],
-            bpf_run_nanos: vec![("sock_send".to_owned(), 1_500_000_000)],
-            bpf_runs: vec![("sock_send".to_owned(), 9000)],
-        }
     }
 }

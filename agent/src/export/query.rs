@@ -193,10 +193,12 @@ mod tests {
     async fn a_pipeline_that_does_not_answer_is_busy_and_one_that_ended_is_ended() {
         let (handle, queries) = channel();
         let waiting: Vec<_> = (0..WAITING)
-            .map(|_| tokio::spawn({
-                let handle = handle.clone();
-                async move { handle.status().await }
-            }))
+            .map(|_| {
+                tokio::spawn({
+                    let handle = handle.clone();
+                    async move { handle.status().await }
+                })
+            })
             .collect();
         tokio::task::yield_now().await;
         assert_eq!(handle.status().await, Err(QueryError::Busy));

@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::Identity;
 use super::clock::Clock;
 use super::trace_id::trace_id;
-use crate::event::{Direction, Mono, SECOND, Task};
+use crate::event::{Direction, SECOND, Task};
 use crate::rooms::model::{Event, MessageMark, Outcome, RankView, Role, RoomSnapshot, View};
 use crate::sglang::message::{Release, Releases};
 use crate::verdict::model::{Action, Candidate, EndsByItself, KnownIssue, Party, Verdict};
@@ -352,11 +352,48 @@ fn rank(r: &RankView) -> RankJson {
     }
 }
 
-/// Latest moment a record speaks of; what an export stamps it with.
-pub(super) fn moment(event: &Event) -> Mono {
-    let s = event.snapshot();
-    match event {
-        Event::Closed(_) => s.closed_at.unwrap_or(s.at),
-        Event::Pinned(_) | Event::VerdictChanged(_) | Event::Recovered(_) => s.at,
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+    use super::super::testing::{EPOCH, closed, pinned, room};
+    use super::*;
+
+    fn identity() -> Identity {
+        Identity {
+            host_name: "node-a".to_owned(),
+            host_id: "id-a".to_owned(),
+            trace_salt: String::new(),
+            live: false,
+            known_issues: |_| {
+                let url = "https://github.com/sgl-project/sglang/issues/28652".to_owned();
+                vec![KnownIssue { url, fixed_in: Some("0.5.21".to_owned()), applies: "yes" }]
+            },
+        }
+    }
+
+    /// The whole record, letter by letter: keys and their order are a contract with scripts.
+    #[test]
+    fn a_pinned_room_is_exactly_this() {
+        let identity = identity();
+        let clock = Clock::fixed(EPOCH);
+        let record = Maker { identity: &identity, clock: &clock }.event(&Event::Pinned(pinned(u64::MAX)));
+        let got = serde_json::to_string_pretty(&record).unwrap() + "\n";
+        assert_eq!(got, include_str!("../../tests/fixtures/export/room_pinned.json"), "{got}");
+    }
+
+    #[test]
+    fn unknown_outcomes_are_null_and_a_closed_room_is_not_pinned() {
+        let identity = identity();
+        let clock = Clock::fixed(EPOCH);
+        let maker = Maker { identity: &identity, clock: &clock };
+        let mut r = closed(1);
+        let value = serde_json::to_value(maker.room(&r)).unwrap();
+        assert_eq!((&value["event"], &value["outcome"]), (&"room_closed".into(), &"success".into()));
+        assert_eq!(value["time"], "2023-11-14T22:13:22.000000000Z");
+        r.outcome = Some(Outcome::Unknown);
+        r.verdict = pinned(1).verdict;
+        let value = serde_json::to_value(maker.room(&r)).unwrap();
+        assert_eq!((&value["outcome"], &value["pinned"]), (&serde_json::Value::Null, &false.into()));
+        assert_eq!(serde_json::to_value(maker.room(&room(1))).unwrap()["event"], "room_open");
     }
 }

@@ -75,9 +75,9 @@ mod tests {
     /// being upgraded.
     #[test]
     fn ids_do_not_change_between_releases() {
-        assert_eq!(trace_id(7, "").to_string(), "PIN_TRACE");
-        assert_eq!(trace_id(u64::MAX, "salt").to_string(), "PIN_SALTED");
-        assert_eq!(root("a", Role::Prefill, 0).to_string(), "PIN_SPAN");
+        assert_eq!(trace_id(7, "").to_string(), "027428c85c4d4e22148fd448f73bf5c8");
+        assert_eq!(trace_id(u64::MAX, "salt").to_string(), "fdb3bd017265ecf1846823a2566bc87c");
+        assert_eq!(root("a", Role::Prefill, 0).to_string(), "50480beaf4764d3c");
     }
 
     #[test]
