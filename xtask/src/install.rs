@@ -68,9 +68,9 @@ pub(crate) fn debian(packages: &[&str]) -> Result<()> {
         .args(["-q", "-y", "--no-install-recommends", "install"])
         .args(&missing)
         .env("DEBIAN_FRONTEND", "noninteractive"))
-        .with_context(|| {
-            format!("these packages are needed and could not be installed (are you root?): {}", missing.join(" "))
-        })
+    .with_context(|| {
+        format!("these packages are needed and could not be installed (are you root?): {}", missing.join(" "))
+    })
 }
 
 /// A program from crates.io, built once into the cache and kept; rebuilt when `version` changes.
