@@ -19,6 +19,8 @@ use crate::wire::{self, DecodeName, Engine, Metadata, ToDecode};
 
 /// KV pages that running requests always hold.
 const RESIDENT_PAGES: u64 = 64;
+/// First of the ports that Mooncake draws its own from.
+const MOONCAKE_PORTS: u16 = 15_000;
 /// `SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE_TIMEOUT`.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long METADATA is held back at most for others to go with it.
@@ -153,16 +155,14 @@ pub(crate) fn run(
     }
 }
 
-/// The port of the transfer engine: its number picks the prefill's worker.
+/// The port of the transfer engine, in the range where Mooncake's lie: its number picks the prefill's worker.
 fn bind_kv(config: &RankConfig, shard: Option<(u16, u16)>) -> Result<TcpListener> {
-    for _ in 0..256 {
-        let listener = TcpListener::bind(SocketAddr::new(config.bind, 0)).context("bind the KV port")?;
-        let port = listener.local_addr()?.port();
-        if shard.is_none_or(|(residue, of)| port % of == residue) {
-            return Ok(listener);
-        }
-    }
-    anyhow::bail!("no port for shard {shard:?} in 256 tries")
+    let (residue, of) = shard.unwrap_or((0, 1));
+    let first = u16::try_from(std::process::id() % 1000).unwrap_or(0);
+    (MOONCAKE_PORTS + first..MOONCAKE_PORTS + 2000)
+        .filter(|port| port % of == residue)
+        .find_map(|port| TcpListener::bind(SocketAddr::new(config.bind, port)).ok())
+        .with_context(|| format!("no free port on {} from {MOONCAKE_PORTS} on", config.bind))
 }
 
 /// A uuid4's shape; the agent's name is new for each process.

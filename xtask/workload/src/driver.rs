@@ -51,6 +51,7 @@ impl Rank {
         let mut child = Process::new(std::env::current_exe().context("find this program")?)
             .arg0(rank::title(&config))
             .env(RANK_VARIABLE, "1")
+            .env("RUST_BACKTRACE", "0")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(file)
