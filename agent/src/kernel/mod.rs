@@ -6,6 +6,7 @@
 //! `docs/architecture.md`.
 
 mod capture;
+mod clock;
 mod error;
 mod hook;
 mod object;
@@ -15,6 +16,7 @@ mod record;
 mod ring;
 mod sys;
 
+pub use clock::monotonic;
 pub use capture::{Capture, CaptureConfig, Counters, Judgement, ProgramCost, SocketCounts};
 pub use error::KernelError;
 pub use hook::{Hook, RefusedHook};
