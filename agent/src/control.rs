@@ -481,7 +481,10 @@ impl Shared {
             return;
         }
         socket.doubt_calls = socket.doubt_calls.saturating_add(1);
-        socket.doubt_bytes = socket.doubt_bytes.saturating_add(u64::from(len));
+        // A large body of what may be a message is no reason for doubt.
+        if !socket.sent.decoder.is_unfinished() && !socket.received.decoder.is_unfinished() {
+            socket.doubt_bytes = socket.doubt_bytes.saturating_add(u64::from(len));
+        }
         if socket.doubt_calls > DOUBT_CALLS || socket.doubt_bytes > DOUBT_BYTES {
             self.counters.unrecognised += 1;
             self.give_up(id, socket, ConnectionState::Foreign);
