@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 
 use counters::Shapes;
 pub use counters::{ConnectionState, Counters, Dropped, Loss, Shape};
-use flow::{Findings, Out};
+use flow::{Findings, Out, Unread};
 
 use crate::event::{
     Addresses, Bytes, Direction, Found, Mono, Sequence, SocketEvent, SocketId, StateChange, Task, TcpState,
@@ -440,10 +440,10 @@ impl Shared {
     fn conclude(&mut self, id: SocketId, socket: &mut Socket, findings: &Findings) {
         socket.preexisting |= findings.beginning_gone;
         socket.preexisting &= !findings.greeted;
-        if let Some(dialect) = findings.unsupported {
+        if let Some(Unread::Unsupported(dialect)) = findings.unread {
             self.counters.count_unsupported(dialect);
             self.give_up(id, socket, ConnectionState::Unsupported);
-        } else if findings.not_zmtp {
+        } else if let Some(Unread::NotZmtp) = findings.unread {
             self.counters.not_zmtp += 1;
             self.give_up(id, socket, ConnectionState::Foreign);
         } else if findings.ready == Some(SocketType::Other) {

@@ -1,5 +1,5 @@
 //! A STATUS message costs no heap allocation between the socket event and the rooms.
-#![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "tests")]
 #![allow(missing_docs, reason = "tests")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
