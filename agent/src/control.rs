@@ -375,13 +375,17 @@ impl Control {
         }
         let Some(socket) = self.sockets.get_mut(event.socket, event.at) else { return };
         if let Some((sent, received)) = found.base {
-            if found.sequence.write == sent {
-                socket.sent.begin(Some(sent));
+            // The kernel's counters take the SYN of the side that opened for a byte.
+            let at_start = |now: u32, base: u32| now.wrapping_sub(base) <= 1;
+            let sent = at_start(found.sequence.write, sent);
+            let received = at_start(found.sequence.copied, received);
+            if sent {
+                socket.sent.begin(Some(found.sequence.write));
             }
-            if found.sequence.copied == received {
-                socket.received.begin(Some(received));
+            if received {
+                socket.received.begin(Some(found.sequence.copied));
             }
-            socket.preexisting = found.sequence.write != sent || found.sequence.copied != received;
+            socket.preexisting = !(sent && received);
         }
         self.shared.recount(socket);
     }
@@ -458,8 +462,10 @@ impl Shared {
     fn give_up(&mut self, id: SocketId, socket: &mut Socket, as_what: ConnectionState) {
         self.partial = self.partial.saturating_sub(socket.held());
         socket.given_up = Some(as_what);
-        socket.sent.decoder.kill();
-        socket.received.decoder.kill();
+        for stream in [&mut socket.sent, &mut socket.received] {
+            stream.decoder.kill();
+            stream.lane.discard(&mut self.held);
+        }
         self.judge(id, socket, Judgement::Foreign);
     }
 

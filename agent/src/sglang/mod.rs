@@ -1,7 +1,7 @@
 //! Multipart ZMTP messages → typed SGLang messages, by backend and release.
 //!
-//! Pure: no I/O, no clock, no unsafe code, no allocation. What a message is stands in [`layouts`], how a
-//! field is read in [`fields`]; this file picks the layout. Frames behind the newest layout's last one are
+//! Pure: no I/O, no clock, no unsafe code, no allocation. What a message is stands in `layouts`, how a
+//! field is read in `fields`; this file picks the layout. Frames behind the newest layout's last one are
 //! tolerated (a newer release adds at the end); anything else that does not fit is [`Unknown`].
 
 mod fields;
