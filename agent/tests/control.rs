@@ -354,6 +354,21 @@ fn the_tail_of_an_acknowledgement_is_not_taken_for_a_status() {
 }
 
 #[test]
+fn what_only_begins_like_a_message_proves_nothing() {
+    let mut rig = Rig::new();
+    let other = message(&[b"77", b"hello"]);
+    rig.send(&other[..4]);
+    rig.send(&other[4..]);
+    rig.send(&other);
+    // Two digits at the end of some longer message.
+    rig.send(&message(&[b"128", b"0"]));
+    assert_eq!(rig.told(), []);
+    assert_eq!(rig.connections(ConnectionState::Pending), 1);
+    rig.send(&status(ROOM));
+    assert_eq!(rig.rooms(), [ROOM]);
+}
+
+#[test]
 fn a_hole_is_told_and_the_stream_is_found_again() {
     let mut rig = shaken();
     rig.send(&status(ROOM));
@@ -496,6 +511,18 @@ fn acknowledgements_are_told_once_they_pass_a_message() {
     // What the kernel took without an answer before the reset is not acknowledged.
     rig.state(TcpState::Established, TcpState::Close);
     assert_eq!(rig.told(), [Told::State(TcpState::Established, TcpState::Close)]);
+}
+
+#[test]
+fn an_unset_field_acknowledges_nothing() {
+    let mut rig = Rig::new();
+    (rig.sent, rig.una) = (3_000_000_000, 3_000_000_000);
+    rig.establish();
+    rig.send(&handshake());
+    rig.una = 0;
+    rig.send(&status(ROOM));
+    rig.send(&status(ROOM + 1));
+    assert!(!rig.told().iter().any(|t| matches!(t, Told::Acknowledged(_))));
 }
 
 #[test]

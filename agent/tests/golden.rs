@@ -255,6 +255,25 @@ fn layouts_with_the_same_number_of_frames_are_told_apart() {
 }
 
 #[test]
+fn indices_of_32_and_64_bits_are_told_apart_for_any_number_of_pages() {
+    for pages in 1..200u32 {
+        let narrow: Vec<u8> = (1..=pages).flat_map(u32::to_le_bytes).collect();
+        let wide: Vec<u8> = (1..=pages).map(u64::from).flat_map(u64::to_le_bytes).collect();
+        for (index, newer) in [(narrow, true), (wide, false)] {
+            let frames = [b"77".to_vec(), b"h".to_vec(), b"1".to_vec(), b"s:1".to_vec(), index];
+            let frames = [&frames[..], &[b"3".to_vec(), b"1".to_vec()]].concat();
+            with_parts(&frames, |parts| {
+                let decoded = sglang::decode(parts).unwrap();
+                let Message::Metadata(m) = decoded.message else { panic!("{decoded:?}") };
+                assert_eq!(m.pages, u64::from(pages));
+                assert_eq!(decoded.releases.min >= release("0.4.8"), newer, "{pages}");
+                assert_eq!(decoded.releases.max <= release("0.4.7"), !newer, "{pages}");
+            });
+        }
+    }
+}
+
+#[test]
 fn frames_behind_the_newest_layout_are_tolerated_and_counted() {
     for entry in messages() {
         let mut frames = hexes(&entry["frames_hex"]);
