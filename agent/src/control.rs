@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 
 use counters::Shapes;
 pub use counters::{ConnectionState, Counters, Dropped, Loss, Shape};
-use flow::{Findings, Out};
+use flow::{Findings, Out, Unread};
 
 use crate::event::{
     Addresses, Bytes, Direction, Found, Mono, Sequence, SocketEvent, SocketId, StateChange, Task, TcpState,
@@ -375,13 +375,17 @@ impl Control {
         }
         let Some(socket) = self.sockets.get_mut(event.socket, event.at) else { return };
         if let Some((sent, received)) = found.base {
-            if found.sequence.write == sent {
-                socket.sent.begin(Some(sent));
+            // The kernel's counters take the SYN of the side that opened for a byte.
+            let at_start = |now: u32, base: u32| now.wrapping_sub(base) <= 1;
+            let sent = at_start(found.sequence.write, sent);
+            let received = at_start(found.sequence.copied, received);
+            if sent {
+                socket.sent.begin(Some(found.sequence.write));
             }
-            if found.sequence.copied == received {
-                socket.received.begin(Some(received));
+            if received {
+                socket.received.begin(Some(found.sequence.copied));
             }
-            socket.preexisting = found.sequence.write != sent || found.sequence.copied != received;
+            socket.preexisting = !(sent && received);
         }
         self.shared.recount(socket);
     }
@@ -440,10 +444,10 @@ impl Shared {
     fn conclude(&mut self, id: SocketId, socket: &mut Socket, findings: &Findings) {
         socket.preexisting |= findings.beginning_gone;
         socket.preexisting &= !findings.greeted;
-        if let Some(dialect) = findings.unsupported {
+        if let Some(Unread::Unsupported(dialect)) = findings.unread {
             self.counters.count_unsupported(dialect);
             self.give_up(id, socket, ConnectionState::Unsupported);
-        } else if findings.not_zmtp {
+        } else if let Some(Unread::NotZmtp) = findings.unread {
             self.counters.not_zmtp += 1;
             self.give_up(id, socket, ConnectionState::Foreign);
         } else if findings.ready == Some(SocketType::Other) {
@@ -458,8 +462,10 @@ impl Shared {
     fn give_up(&mut self, id: SocketId, socket: &mut Socket, as_what: ConnectionState) {
         self.partial = self.partial.saturating_sub(socket.held());
         socket.given_up = Some(as_what);
-        socket.sent.decoder.kill();
-        socket.received.decoder.kill();
+        for stream in [&mut socket.sent, &mut socket.received] {
+            stream.decoder.kill();
+            stream.lane.discard(&mut self.held);
+        }
         self.judge(id, socket, Judgement::Foreign);
     }
 
@@ -481,7 +487,10 @@ impl Shared {
             return;
         }
         socket.doubt_calls = socket.doubt_calls.saturating_add(1);
-        socket.doubt_bytes = socket.doubt_bytes.saturating_add(u64::from(len));
+        // A large body of what may be a message is no reason for doubt.
+        if !socket.sent.decoder.is_unfinished() && !socket.received.decoder.is_unfinished() {
+            socket.doubt_bytes = socket.doubt_bytes.saturating_add(u64::from(len));
+        }
         if socket.doubt_calls > DOUBT_CALLS || socket.doubt_bytes > DOUBT_BYTES {
             self.counters.unrecognised += 1;
             self.give_up(id, socket, ConnectionState::Foreign);

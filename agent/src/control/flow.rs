@@ -13,10 +13,8 @@ use super::counters::{Counters, Dropped, Shapes};
 pub(super) struct Findings {
     /// Socket type that the sender named.
     pub(super) ready: Option<SocketType>,
-    /// A dialect that is not read.
-    pub(super) unsupported: Option<Unsupported>,
-    /// Not ZMTP.
-    pub(super) not_zmtp: bool,
+    /// Why the stream is not read any more.
+    pub(super) unread: Option<Unread>,
     /// A known message stands behind the position.
     pub(super) acquired: bool,
     /// The stream was seen from its greeting.
@@ -25,6 +23,15 @@ pub(super) struct Findings {
     pub(super) beginning_gone: bool,
     /// Ends of the first and of the last message.
     pub(super) ends: Option<(u32, u32)>,
+}
+
+/// Why a stream is not read.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Unread {
+    /// Not ZMTP.
+    NotZmtp,
+    /// A dialect that is not read.
+    Unsupported(Unsupported),
 }
 
 /// Everything but the decoder, so that the decoder can be fed while this listens.
@@ -88,11 +95,11 @@ impl<F: FnMut(Input<'_>)> Out<'_, F> {
             Event::Acquired => self.findings.acquired = true,
             Event::Command => {}
             Event::Unsupported(dialect) => {
-                self.findings.unsupported = Some(dialect);
+                self.findings.unread = Some(Unread::Unsupported(dialect));
                 self.foreign(at, 0, len);
             }
             Event::NotZmtp => {
-                self.findings.not_zmtp = true;
+                self.findings.unread = Some(Unread::NotZmtp);
                 self.foreign(at, 0, len);
             }
             Event::Malformed => return true,
@@ -115,7 +122,7 @@ pub(super) fn take<F: FnMut(Input<'_>)>(
             // A ZMTP stream begins with 64 bytes of greeting and the peer waits for its answer.
             if decoder.is_untouched() && reason == NotCaptured::TooLong {
                 decoder.kill();
-                out.findings.not_zmtp = true;
+                out.findings.unread = Some(Unread::NotZmtp);
                 out.foreign(at, 0, u64::from(len));
                 return;
             }

@@ -1,7 +1,7 @@
 //! Multipart ZMTP messages → typed SGLang messages, by backend and release.
 //!
-//! Pure: no I/O, no clock, no unsafe code, no allocation. What a message is stands in [`layouts`], how a
-//! field is read in [`fields`]; this file picks the layout. Frames behind the newest layout's last one are
+//! Pure: no I/O, no clock, no unsafe code, no allocation. What a message is stands in `layouts`, how a
+//! field is read in `fields`; this file picks the layout. Frames behind the newest layout's last one are
 //! tolerated (a newer release adds at the end); anything else that does not fit is [`Unknown`].
 
 mod fields;
@@ -107,13 +107,27 @@ fn recognise(parts: &Multipart<'_>) -> Recognition {
     }
 }
 
+/// First frames that are fixed text.
+const FIRST_FRAMES: [&[u8]; 12] = [
+    NIXL_GUARD,
+    MORI_GUARD,
+    NO_ROOM,
+    b"ABORT",
+    b"BOOTSTRAP",
+    b"WATERMARK",
+    b"STAGING_RSP",
+    b"KV_STATUS",
+    b"AUX_DATA",
+    b"CHUNK_READY",
+    b"STAGING_REQ",
+    b"ABORT_ACK",
+];
+
 fn may_begin(first: &[u8]) -> bool {
     match first {
         [b'0'..=b'9', rest @ ..] => rest.iter().all(u8::is_ascii_digit),
-        [pp::ARRAY_OF_FOUR, ..] | NIXL_GUARD | MORI_GUARD | NO_ROOM => true,
-        b"ABORT" | b"BOOTSTRAP" | b"WATERMARK" | b"STAGING_RSP" => true,
-        b"KV_STATUS" | b"AUX_DATA" | b"CHUNK_READY" | b"STAGING_REQ" | b"ABORT_ACK" => true,
-        _ => false,
+        [pp::ARRAY_OF_FOUR, ..] => true,
+        _ => FIRST_FRAMES.contains(&first),
     }
 }
 
@@ -352,9 +366,12 @@ fn register<'a>(parts: &Multipart<'a>, table: &[RegisterLayout]) -> Option<Decod
     by_layout(parts, table)
 }
 
-/// Reads the field at `at` where the layout has one: `None` fails the layout, `Some(None)` is "no field".
-fn field<T>(at: Option<usize>, read: impl FnOnce(usize) -> Option<T>) -> Option<Option<T>> {
-    at.map_or(Some(None), |at| read(at).map(Some))
+/// A field that the layout has and the message has not.
+struct Unfit;
+
+/// Reads the field at `at` where the layout has one.
+fn field<T>(at: Option<usize>, read: impl FnOnce(usize) -> Option<T>) -> Result<Option<T>, Unfit> {
+    at.map(|at| read(at).ok_or(Unfit)).transpose()
 }
 
 impl Layout for MetadataLayout {
@@ -380,23 +397,22 @@ impl Layout for MetadataLayout {
         let index = parts.frame(self.index)?;
         let aux = parts.frame(self.aux)?;
         let dummy = match self.dummy {
-            DummyRule::Never => Some(false),
             DummyRule::BothEmpty => Some(index.is_empty() && aux.is_empty()),
             DummyRule::IndexEmpty => Some(index.is_empty()),
             DummyRule::IndexEmptyOpen if index.is_empty() => None,
-            DummyRule::IndexEmptyOpen => Some(false),
+            DummyRule::Never | DummyRule::IndexEmptyOpen => Some(false),
             DummyRule::Flag(at) => Some(number(parts, at).filter(|flag| *flag <= 1)? == 1),
         };
         let aux_index = if dummy == Some(true) { None } else { Some(number32(parts, self.aux)?) };
         Some(Message::Metadata(Metadata {
             room,
             decode: Some(decode),
-            session: field(self.session, |at| name(parts, at))?.unwrap_or_default(),
+            session: field(self.session, |at| name(parts, at)).ok()?.unwrap_or_default(),
             pages: fields::items(index, self.width)?,
             aux_index,
             dummy,
-            required: field(self.required, |at| number32(parts, at))?,
-            decode_prefix_len: field(self.prefix, |at| number(parts, at))?,
+            required: field(self.required, |at| number32(parts, at)).ok()?,
+            decode_prefix_len: field(self.prefix, |at| number(parts, at)).ok()?,
         }))
     }
 }
@@ -423,12 +439,12 @@ impl Layout for RegisterLayout {
         Some(Message::Register(Register {
             decode,
             session: name(parts, self.session)?,
-            tp_rank: field(self.tp_rank, |at| number32(parts, at))?,
-            tp_size: field(self.tp_size, |at| number32(parts, at))?,
+            tp_rank: field(self.tp_rank, |at| number32(parts, at)).ok()?,
+            tp_size: field(self.tp_size, |at| number32(parts, at)).ok()?,
             kv_buffers: Some(pointers(parts, self.kv)?),
             aux_buffers: Some(pointers(parts, self.aux)?),
-            kv_item_len: field(self.item_len, |at| number(parts, at))?,
-            agent_metadata_len: field(self.agent_metadata, |at| Some(parts.frame(at)?.len))?,
+            kv_item_len: field(self.item_len, |at| number(parts, at)).ok()?,
+            agent_metadata_len: field(self.agent_metadata, |at| Some(parts.frame(at)?.len)).ok()?,
             staging: self.staging.and_then(|at| staging(parts, at)),
         }))
     }

@@ -183,6 +183,12 @@ impl Lane {
         }
     }
 
+    /// Forgets everything, what is held back included.
+    pub fn discard(&mut self, held: &mut Held) {
+        held.used = self.waiting.iter().fold(held.used, |used, w| used.saturating_sub(w.cost()));
+        *self = Self::new();
+    }
+
     fn deliver(&mut self, start: u64, call: &Call<'_>, out: &mut dyn FnMut(Piece<'_>)) {
         self.next = Some(start.saturating_add(u64::from(call.len)));
         if call.len > 0 {
@@ -258,4 +264,82 @@ const fn low(position: u64) -> u32 {
 fn nearest(position: u64, sequence: u32) -> u64 {
     let distance = sequence.wrapping_sub(low(position)).cast_signed();
     position.saturating_add_signed(i64::from(distance))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use super::*;
+
+    fn absent(end: u32, len: u32) -> Call<'static> {
+        Call { at: Mono(0), end, len, body: Body::Absent(NotCaptured::TooLong), fin: false }
+    }
+
+    fn pieces(lane: &mut Lane, held: &mut Held, calls: &[Call<'_>]) -> Vec<(char, u64)> {
+        let mut out = Vec::new();
+        for call in calls {
+            lane.push(call, held, &mut |piece| {
+                out.push(match piece {
+                    Piece::Bytes { bytes, .. } => ('b', u64::try_from(bytes.len()).unwrap()),
+                    Piece::Skip { len, .. } => ('s', len.into()),
+                    Piece::Hole { len, .. } => ('h', len),
+                    Piece::Overlap { len } => ('o', len.into()),
+                });
+            });
+        }
+        out
+    }
+
+    #[test]
+    fn offsets_go_beyond_32_bits() {
+        let (mut lane, mut held) = (Lane::new(), Held::new(1000));
+        lane.begin(u32::MAX - 5);
+        let step = 1_500_000_000u32;
+        let mut end = u32::MAX - 5;
+        for _ in 0..10 {
+            end = end.wrapping_add(step);
+            assert_eq!(pieces(&mut lane, &mut held, &[absent(end, step)]), [('s', u64::from(step))]);
+        }
+        assert_eq!(lane.offset(), Some(15_000_000_000));
+    }
+
+    #[test]
+    fn a_call_that_never_comes_holds_back_a_bounded_number_of_others() {
+        let (mut lane, mut held) = (Lane::new(), Held::new(100_000));
+        lane.begin(0);
+        let calls: Vec<_> = (0..20).map(|i| absent(110 + 10 * i, 10)).collect();
+        let out = pieces(&mut lane, &mut held, &calls);
+        assert_eq!(out.first(), Some(&('h', 100)));
+        assert_eq!(out.len(), 21);
+        assert!(!lane.is_waiting());
+        assert_eq!(held.used(), 0);
+    }
+
+    #[test]
+    fn what_is_held_back_in_all_lanes_is_bounded() {
+        let mut held = Held::new(10_000);
+        let mut lanes: Vec<Lane> = (0..100).map(|_| Lane::new()).collect();
+        for lane in &mut lanes {
+            lane.begin(0);
+            let body = Body::Whole(&[0; 1000]);
+            let out = pieces(lane, &mut held, &[Call { body, ..absent(2000, 1000) }]);
+            assert!(held.used() <= 10_000);
+            assert_eq!(out.is_empty(), lane.is_waiting());
+        }
+        for lane in &mut lanes {
+            lane.discard(&mut held);
+        }
+        assert_eq!(held.used(), 0);
+    }
+
+    #[test]
+    fn calls_that_overlap_are_told() {
+        let (mut lane, mut held) = (Lane::new(), Held::new(1000));
+        lane.begin(0);
+        let calls = [absent(100, 100), absent(100, 100), absent(150, 100), absent(250, 100)];
+        assert_eq!(pieces(&mut lane, &mut held, &calls), [('s', 100), ('o', 100), ('o', 100), ('s', 100)]);
+        // Two that wait and overlap each other.
+        let calls = [absent(320, 20), absent(310, 20), absent(290, 40)];
+        assert_eq!(pieces(&mut lane, &mut held, &calls), [('s', 40), ('s', 20), ('o', 20)]);
+    }
 }

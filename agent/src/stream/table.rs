@@ -51,8 +51,10 @@ impl<T> Table<T> {
         Some(&mut slot.value)
     }
 
-    /// Puts a socket in; `Err` gives it back when the table is full. Idle sockets that had to make room go
-    /// to `out`.
+    /// Puts a socket in. Closed and idle sockets that had to make room go to `out`.
+    ///
+    /// # Errors
+    /// Gives `value` back when the table is full.
     pub fn insert(
         &mut self,
         socket: SocketId,

@@ -62,6 +62,18 @@ enum Phase {
     Dead,
 }
 
+/// A frame whose header is here and whose body is not all here.
+#[derive(Clone, Copy, Debug)]
+struct Current {
+    flags: u8,
+    /// Bytes of its body to come.
+    remaining: u64,
+    /// Where its kept bytes begin in the store.
+    at: usize,
+    /// Whether its next byte is still one that is kept.
+    keeping: bool,
+}
+
 /// Decoder of one direction of one connection.
 #[derive(Clone, Debug)]
 pub struct Decoder {
@@ -69,13 +81,8 @@ pub struct Decoder {
     confidence: Confidence,
     /// A greeting or a known message stands behind the position; without it nothing is handed on.
     proven: bool,
-    /// The frame at hand: inside its body?
-    in_body: bool,
-    /// … its flags, and how much of its body is to come.
-    flags: u8,
-    remaining: u64,
-    /// … whether its next byte is still one that is kept.
-    keeping: bool,
+    /// The frame whose body comes next; `None` between frames.
+    frame: Option<Current>,
     /// Header bytes of the next frame so far.
     head: [u8; 9],
     head_len: u8,
@@ -83,8 +90,6 @@ pub struct Decoder {
     store: Vec<u8>,
     frames: Vec<FrameMeta>,
     total: u32,
-    /// Where the body of a command begins in `store`.
-    command_at: usize,
     /// The stream was followed from its first byte, so what is no greeting there is not ZMTP.
     from_start: bool,
     /// Bytes of earlier calls taken on trial.
@@ -106,16 +111,12 @@ impl Decoder {
             phase: Phase::Greeting,
             confidence: Confidence::Pending,
             proven: false,
-            in_body: false,
-            flags: 0,
-            remaining: 0,
-            keeping: false,
+            frame: None,
             head: [0; 9],
             head_len: 0,
             store: Vec::new(),
             frames: Vec::new(),
             total: 0,
-            command_at: 0,
             from_start: true,
             trial: 0,
             unsynced: 0,
@@ -195,7 +196,7 @@ impl Decoder {
             };
         }
         if self.on_trial() {
-            self.trial = self.trial.saturating_add(u64::try_from(bytes.len()).unwrap_or(u64::MAX));
+            self.trial = self.trial.saturating_add(wide(bytes.len()));
         }
     }
 
@@ -208,16 +209,16 @@ impl Decoder {
     /// # Errors
     /// [`Lost`] when they do not all lie inside the body of one frame: the stream is out of step then.
     pub fn skip(&mut self, len: u64, grammar: &Grammar, on: &mut impl FnMut(Event<'_>)) -> Result<(), Lost> {
-        match self.phase {
-            Phase::Dead => return Ok(()),
-            Phase::Frames if self.in_body && self.remaining >= len => {
-                self.keeping = false;
-                self.remaining -= len;
-                if self.remaining > 0 || self.end_frame(len, grammar, on).is_ok() {
-                    return Ok(());
-                }
+        if self.phase == Phase::Dead {
+            return Ok(());
+        }
+        if let Some(frame) = self.frame.as_mut().filter(|f| f.remaining >= len) {
+            frame.keeping = false;
+            frame.remaining -= len;
+            let frame = *frame;
+            if frame.remaining > 0 || self.end_frame(frame, len, grammar, on).is_ok() {
+                return Ok(());
             }
-            Phase::Greeting | Phase::Search | Phase::Frames => {}
         }
         self.lose();
         self.unsynced = self.unsynced.saturating_add(len);
@@ -236,9 +237,8 @@ impl Decoder {
         self.from_start = false;
         self.phase = Phase::Search;
         self.proven = false;
-        self.in_body = false;
+        self.frame = None;
         self.head_len = 0;
-        self.remaining = 0;
         self.total = 0;
         self.store = Vec::new();
         self.frames = Vec::new();
@@ -326,7 +326,7 @@ impl Decoder {
     }
 
     fn pass_over(&mut self, len: usize) {
-        self.unsynced = self.unsynced.saturating_add(u64::try_from(len).unwrap_or(u64::MAX));
+        self.unsynced = self.unsynced.saturating_add(wide(len));
     }
 
     fn prove(&mut self, on: &mut impl FnMut(Event<'_>)) {
@@ -377,7 +377,7 @@ impl Decoder {
     }
 
     const fn at_boundary(&self) -> bool {
-        !self.in_body && self.head_len == 0 && self.total == 0
+        self.frame.is_none() && self.head_len == 0 && self.total == 0
     }
 
     /// Takes header bytes or body bytes of the frame at hand.
@@ -389,13 +389,12 @@ impl Decoder {
         on: &mut impl FnMut(Event<'_>),
     ) -> Result<usize, usize> {
         let rest = bytes.get(at..).unwrap_or_default();
-        if self.in_body {
-            let here = usize::try_from(self.remaining).unwrap_or(usize::MAX).min(rest.len());
-            self.keep(rest.get(..here).unwrap_or_default());
-            self.remaining = self.remaining.saturating_sub(u64::try_from(here).unwrap_or(u64::MAX));
+        if let Some(frame) = self.frame {
+            let here = usize::try_from(frame.remaining).unwrap_or(usize::MAX).min(rest.len());
+            self.take_body(frame, rest.get(..here).unwrap_or_default());
             let behind = at.saturating_add(here);
-            if self.remaining == 0 {
-                self.end_frame(u64::try_from(behind).unwrap_or(u64::MAX), grammar, on).map_err(|_| behind)?;
+            if let Some(frame) = self.frame.filter(|f| f.remaining == 0) {
+                self.end_frame(frame, wide(behind), grammar, on).map_err(|_| behind)?;
             }
             return Ok(behind);
         }
@@ -410,64 +409,64 @@ impl Decoder {
         if !self.proven && header.len > TRIAL_FRAME_MAX {
             return Err(behind);
         }
-        self.begin_frame(header);
+        let frame = self.begin_frame(header);
         if header.len == 0 {
-            self.end_frame(u64::try_from(behind).unwrap_or(u64::MAX), grammar, on).map_err(|_| behind)?;
+            self.end_frame(frame, wide(behind), grammar, on).map_err(|_| behind)?;
         }
         Ok(behind)
     }
 
-    fn begin_frame(&mut self, header: Header) {
+    fn begin_frame(&mut self, header: Header) -> Current {
         self.head_len = 0;
-        self.in_body = true;
-        self.flags = header.flags;
-        self.remaining = header.len;
-        self.keeping = true;
-        self.command_at = self.store.len();
-        if header.flags & COMMAND != 0 {
-            return;
+        let mut frame =
+            Current { flags: header.flags, remaining: header.len, at: self.store.len(), keeping: true };
+        if header.flags & COMMAND == 0 {
+            self.total = self.total.saturating_add(1);
+            if self.frames.len() < FRAMES_KEPT {
+                let at = u32::try_from(frame.at).unwrap_or(u32::MAX);
+                self.frames.push(FrameMeta { at, kept: 0, len: header.len });
+            } else {
+                frame.keeping = false;
+            }
         }
-        self.total = self.total.saturating_add(1);
-        if self.frames.len() < FRAMES_KEPT {
-            let at = u32::try_from(self.store.len()).unwrap_or(u32::MAX);
-            self.frames.push(FrameMeta { at, kept: 0, len: header.len });
-        } else {
-            self.keeping = false;
-        }
+        self.frame = Some(frame);
+        frame
     }
 
-    /// Stores what is kept of a piece of the frame at hand.
-    fn keep(&mut self, piece: &[u8]) {
-        if !self.keeping {
-            return;
+    /// Takes a piece of a frame's body and stores what is kept of it.
+    fn take_body(&mut self, mut frame: Current, piece: &[u8]) {
+        if frame.keeping {
+            let room = BYTES_KEPT.saturating_sub(self.store.len().saturating_sub(frame.at));
+            let part = piece.get(..room).unwrap_or(piece);
+            self.store.extend_from_slice(part);
+            if frame.flags & COMMAND == 0
+                && let Some(meta) = self.frames.last_mut()
+            {
+                meta.kept = meta.kept.saturating_add(u16::try_from(part.len()).unwrap_or(u16::MAX));
+            }
         }
-        let room = BYTES_KEPT.saturating_sub(self.store.len().saturating_sub(self.command_at));
-        let part = piece.get(..room).unwrap_or(piece);
-        self.store.extend_from_slice(part);
-        if self.flags & COMMAND == 0
-            && let Some(frame) = self.frames.last_mut()
-        {
-            frame.kept = frame.kept.saturating_add(u16::try_from(part.len()).unwrap_or(u16::MAX));
-        }
+        frame.remaining = frame.remaining.saturating_sub(wide(piece.len()));
+        self.frame = Some(frame);
     }
 
     /// Ends the frame at hand, and with its last frame the message. `Err`: a trial has failed.
     fn end_frame(
         &mut self,
+        frame: Current,
         behind: u64,
         grammar: &Grammar,
         on: &mut impl FnMut(Event<'_>),
     ) -> Result<(), Lost> {
-        self.in_body = false;
-        if self.flags & COMMAND != 0 {
-            say_command(self.store.get(self.command_at..).unwrap_or_default(), on);
-            self.store.truncate(self.command_at);
+        self.frame = None;
+        if frame.flags & COMMAND != 0 {
+            say_command(self.store.get(frame.at..).unwrap_or_default(), on);
+            self.store.truncate(frame.at);
             return Ok(());
         }
         if !self.proven && self.total == 1 && !(grammar.may_begin)(&self.store) {
             return Err(Lost);
         }
-        if self.flags & MORE != 0 {
+        if frame.flags & MORE != 0 {
             return Ok(());
         }
         // The message borrows the store while the decoder is told about it.
@@ -516,4 +515,9 @@ impl Decoder {
 
 fn say_command(body: &[u8], on: &mut impl FnMut(Event<'_>)) {
     on(greeting::ready(body).map_or(Event::Command, Event::Ready));
+}
+
+/// A length in 64 bits.
+fn wide(len: usize) -> u64 {
+    u64::try_from(len).unwrap_or(u64::MAX)
 }
