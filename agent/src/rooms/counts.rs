@@ -112,3 +112,106 @@ pub struct Counters {
     /// Turned away.
     pub turned_away: TurnedAway,
 }
+
+/// The counters as they are kept: arrays, so that counting costs nothing.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Tally {
+    closed: [[u64; 3]; 2],
+    pins: [[u64; Class::ALL.len()]; 2],
+    phases: [[Observed; PHASES.len()]; 2],
+    pub(crate) turned_away: TurnedAway,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Observed {
+    buckets: [u64; PHASE_BOUNDS.len() + 1],
+    sum_nanos: u128,
+    count: u64,
+}
+
+const ROLES: [Role; 2] = [Role::Prefill, Role::Decode];
+const OUTCOMES: [Outcome; 3] = [Outcome::Success, Outcome::Failed, Outcome::Unknown];
+const PHASES: [Phase; 5] = [Phase::Bootstrap, Phase::Transfer, Phase::Conclude, Phase::Abort, Phase::Compute];
+
+const fn role_index(role: Role) -> usize {
+    match role {
+        Role::Prefill => 0,
+        Role::Decode => 1,
+    }
+}
+
+impl Tally {
+    pub(crate) fn close(&mut self, role: Role, outcome: Outcome) {
+        let o = OUTCOMES.iter().position(|x| *x == outcome).unwrap_or_default();
+        if let Some(n) = self.closed.get_mut(role_index(role)).and_then(|r| r.get_mut(o)) {
+            *n += 1;
+        }
+    }
+
+    pub(crate) fn pin(&mut self, role: Role, class: Class) {
+        let c = Class::ALL.iter().position(|x| *x == class).unwrap_or_default();
+        if let Some(n) = self.pins.get_mut(role_index(role)).and_then(|r| r.get_mut(c)) {
+            *n += 1;
+        }
+    }
+
+    pub(crate) fn observe(&mut self, role: Role, phase: Phase, nanos: u64) {
+        let Some(p) = PHASES.iter().position(|x| *x == phase) else { return };
+        let Some(o) = self.phases.get_mut(role_index(role)).and_then(|r| r.get_mut(p)) else { return };
+        let bucket = PHASE_BOUNDS_NANOS.partition_point(|b| *b < nanos);
+        if let Some(n) = o.buckets.get_mut(bucket) {
+            *n += 1;
+        }
+        o.sum_nanos += u128::from(nanos);
+        o.count += 1;
+    }
+
+    pub(crate) fn counters(&self) -> Counters {
+        let mut c = Counters { turned_away: self.turned_away, ..Counters::default() };
+        for (r, role) in ROLES.iter().enumerate() {
+            for (outcome, n) in OUTCOMES.iter().zip(self.closed.get(r).into_iter().flatten()) {
+                c.closed.push((*role, *outcome, *n));
+            }
+            for (class, n) in Class::ALL.iter().zip(self.pins.get(r).into_iter().flatten()) {
+                if class.pins() {
+                    c.pins.push((*role, *class, *n));
+                }
+            }
+            for (phase, o) in PHASES.iter().zip(self.phases.get(r).into_iter().flatten()) {
+                #[allow(clippy::cast_precision_loss, reason = "a sum for a graph")]
+                let sum_s = o.sum_nanos as f64 / 1e9;
+                c.phases.push(PhaseHistogram {
+                    role: *role,
+                    phase: *phase,
+                    buckets: o.buckets,
+                    sum_s,
+                    count: o.count,
+                });
+            }
+        }
+        c
+    }
+}
+
+/// [`PHASE_BOUNDS`] in nanoseconds.
+const PHASE_BOUNDS_NANOS: [u64; PHASE_BOUNDS.len()] = {
+    let ms = 1_000_000;
+    [
+        ms,
+        2 * ms,
+        5 * ms,
+        10 * ms,
+        20 * ms,
+        50 * ms,
+        100 * ms,
+        250 * ms,
+        500 * ms,
+        1000 * ms,
+        2500 * ms,
+        5000 * ms,
+        10_000 * ms,
+        30_000 * ms,
+        60_000 * ms,
+        300_000 * ms,
+    ]
+};
