@@ -90,10 +90,7 @@ impl Class {
 
     /// Whether a room with this class counts as pinned.
     pub const fn pins(self) -> bool {
-        !matches!(
-            self,
-            Self::Queued | Self::CompletionNotObservable | Self::NotApplicable | Self::Unknown
-        )
+        !matches!(self, Self::Queued | Self::CompletionNotObservable | Self::NotApplicable | Self::Unknown)
     }
 }
 
