@@ -82,7 +82,7 @@ pub(crate) fn run(
     shard: Option<(u16, u16)>,
     commands: &mpsc::Receiver<Command>,
 ) -> Result<()> {
-    let context = zmq::Context::new();
+    let context = net::context()?;
     let (pull, port) = net::bind_pull(&context, config.bind)?;
     pull.set_rcvtimeo(RECEIVE_TIMEOUT_MS)?;
     let kv = bind_kv(config, shard)?;
@@ -123,7 +123,7 @@ pub(crate) fn run(
         config,
         name,
         tables: &tables,
-        outbox: Outbox::new(Side::Decode),
+        outbox: Outbox::new(Side::Decode)?,
         peers: Vec::new(),
         registered: HashSet::new(),
         free_pages: pool_pages.saturating_sub(RESIDENT_PAGES),

@@ -44,7 +44,7 @@ pub(crate) fn run(
     let mut lines = BufReader::new(child.stdout.take().context("a receiver without output")?).lines();
     let first = lines.next().context("the receiver did not come up")??;
     let ports: Vec<u16> = serde_json::from_str(&first).context("the receiver's ports")?;
-    let outbox = Outbox::new(Side::Prefill);
+    let outbox = Outbox::new(Side::Prefill)?;
     let ip = place.advertise.to_string();
     let send = |n: u64| {
         let port = usize::try_from(n).ok().and_then(|n| ports.get(n % ports.len().max(1)));
@@ -99,7 +99,7 @@ pub(crate) fn receive(arguments: &str) -> Result<()> {
     let bind: IpAddr = words.next().context("address")?.parse()?;
     let connections: usize = words.next().context("number")?.parse()?;
     std::fs::write("/proc/self/comm", "sglang::scheduler").context("set the process name")?;
-    let context = zmq::Context::new();
+    let context = net::context()?;
     let mut ports = Vec::new();
     let mut counters = Vec::new();
     let end = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
