@@ -31,7 +31,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     install::debian(PACKAGES)?;
     if !args.quick {
         step("kernel object: rebuild and compare with the checked-in one");
-        ebpf::check()?;
+        ebpf::run(&ebpf::Args { check: true })?;
     }
     step("tests");
     let mut skipped = cargo_test(&["test", "--workspace", "--no-fail-fast"])?;
