@@ -167,6 +167,17 @@ impl Rig {
             .collect()
     }
 
+    /// What was told without what depends on where a stream was joined.
+    fn plain_told(&mut self) -> Vec<Told> {
+        let mut told = self.told();
+        for t in &mut told {
+            if let Told::Status { end, preexisting, .. } = t {
+                (*end, *preexisting) = (0, false);
+            }
+        }
+        told
+    }
+
     fn judged(&mut self) -> Vec<Judgement> {
         self.control.judgements().map(|(_, j)| j).collect()
     }
@@ -216,6 +227,21 @@ fn metadata(room: u64, pages: usize) -> Vec<u8> {
         b"0",
         b"",
     ])
+}
+
+/// A message of one of several kinds and releases.
+fn some_message(kind: usize, room: u64) -> Vec<u8> {
+    let text = room.to_string();
+    let r = text.as_bytes();
+    match kind {
+        0 => status(room),
+        1 => metadata(room, 20),
+        2 => message(&[b"KV_STATUS", r, b"0", b"1", b"RDMA error"]),
+        3 => message(&[b"ABORT_ACK", r, b"7", b"6"]),
+        4 => message(&[b"ABORT", r, b"10.0.0.21", b"41207", b"3"]),
+        5 => message(&[b"NixlMsgGuard", r, b"10.0.0.21", b"41207", b"3f0c2f5e-7a1d", &[7; 20], b"3", b"2"]),
+        _ => message(&[r, b"10.0.0.21", b"41207", b"10.0.0.21:15847", &[9; 40], b"3", b"", b"2", b"0"]),
+    }
 }
 
 fn greeting(mechanism: &[u8]) -> Vec<u8> {
@@ -737,6 +763,35 @@ proptest! {
         }
         rig.tick(SECOND);
         prop_assert!(rig.control.held_bytes() < 64 << 10);
+    }
+
+    /// Joined anywhere, cut anywhere: no message is told that was not sent, and soon all are told.
+    #[test]
+    fn a_stream_joined_anywhere_gives_true_messages_only(
+        kinds in prop::collection::vec(0..7usize, 30),
+        skip in any::<prop::sample::Index>(),
+        sizes in splits(60),
+    ) {
+        let messages: Vec<Vec<u8>> = (ROOM..).zip(&kinds).map(|(room, kind)| some_message(*kind, room)).collect();
+        let mut true_ones = Vec::new();
+        for message in &messages {
+            let mut alone = shaken();
+            alone.send(message);
+            true_ones.extend(alone.plain_told());
+        }
+        let stream = messages.concat();
+        let mut rest = &stream[skip.index(stream.len() / 2)..];
+        let mut rig = Rig::new();
+        for size in sizes.iter().cycle() {
+            let (call, after) = rest.split_at((*size).min(rest.len()));
+            rig.send(call);
+            rest = after;
+            if rest.is_empty() {
+                break;
+            }
+        }
+        let told = rig.plain_told();
+        prop_assert!(true_ones.ends_with(&told), "{told:?} of {true_ones:?}");
     }
 
     #[test]

@@ -13,8 +13,10 @@ pub(super) fn page(record: &Value) -> String {
     time_line(&mut out, record);
     standing(&mut out, record);
     known(&mut out, record);
-    candidates(&mut out, record);
-    actions(&mut out, record);
+    if !closed(record) {
+        candidates(&mut out, record);
+        actions(&mut out, record);
+    }
     upstream(&mut out, record);
     out
 }
@@ -23,7 +25,7 @@ pub(super) fn page(record: &Value) -> String {
 pub(super) fn summary(record: &Value) -> String {
     let verdict = &record["verdict"];
     let mut parts = vec![format!("room {}{} {}", text(&record["room"]), life(record), state(record))];
-    if let Some(owes) = owes(record) {
+    if let Some(owes) = owes(record).filter(|_| !closed(record)) {
         parts.push(owes);
     }
     if record["pinned"].as_bool() == Some(true) {
@@ -41,6 +43,10 @@ pub(super) fn summary(record: &Value) -> String {
         }
     }
     parts.join(" · ")
+}
+
+fn closed(record: &Value) -> bool {
+    record["closed_at"].is_string()
 }
 
 fn life(record: &Value) -> String {
@@ -122,7 +128,8 @@ fn party(party: &Value) -> String {
 fn why(out: &mut String, record: &Value) {
     let verdict = &record["verdict"];
     let Some(class) = verdict["class"].as_str() else { return };
-    let _ = writeln!(out, "\nwhy: {class}, {}", text(&verdict["confidence"]));
+    let was = if closed(record) { "what was judged" } else { "why" };
+    let _ = writeln!(out, "\n{was}: {class}, {}", text(&verdict["confidence"]));
     for line in list(&verdict["evidence"]) {
         let _ = writeln!(out, "  - {}", text(line));
     }

@@ -67,6 +67,12 @@ pub(super) fn replay(args: &ReplayArgs) -> Outcome {
         live: false,
         known_issues: super::known_issues,
     };
+    if let Some(path) = config.export.events.as_deref().filter(|p| *p != Path::new("-")) {
+        // The writer appends, for agents that are restarted; a replay is a run of its own.
+        std::fs::File::create(path)
+            .with_context(|| format!("cannot write events to {}", path.display()))
+            .map_err(Failure::usage)?;
+    }
     let options =
         Options { events: config.export.events.clone(), otlp: config.export.otlp.clone(), listen: None };
     let runtime = super::runtime()?;

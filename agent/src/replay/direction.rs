@@ -97,6 +97,13 @@ struct Position {
     joined: bool,
 }
 
+impl Position {
+    /// First byte not acknowledged; the end of what was seen where no acknowledgement was.
+    const fn una(&self) -> u32 {
+        if self.ack_seen { self.acked } else { self.next }
+    }
+}
+
 impl Way {
     /// Fixes where the stream begins, as a SYN says.
     pub(super) fn open(&mut self, seq: u32) {
@@ -123,7 +130,7 @@ impl Way {
     /// First byte that the peer's kernel has not acknowledged. Where the capture holds no acknowledgement, nothing is
     /// claimed to be unacknowledged.
     pub(super) fn una(&self) -> u32 {
-        self.at.map_or(0, |p| if p.ack_seen { p.acked } else { p.next })
+        self.at.map_or(0, |p| p.una())
     }
 
     /// Whether the FIN came in its turn.
@@ -239,7 +246,7 @@ impl Way {
         let start = p.next;
         p.next = start.wrapping_add(new);
         p.joined = false;
-        let una = if p.ack_seen { p.acked } else { p.next };
+        let una = p.una();
         let blind = !p.ack_seen;
         if captured > 0 {
             flow.sent(start.wrapping_add(captured), captured, Body::Whole(payload), una);

@@ -124,7 +124,7 @@ impl RoomTable {
         for l in &room.links {
             let Some(told) = l.told.filter(|_| l.status_delivery == Delivery::Unknown) else { continue };
             let una = l.status_on.and_then(|s| self.connections.get(s)).and_then(|k| k.una);
-            if una.is_some_and(|(_, read)| read.since(told.at) >= self.config.delivery_grace) {
+            if una.is_some_and(|(_, read)| read.since(told.at) >= self.config.delivery_grace / 4) {
                 return End::Open; // Looked at since, and still not acknowledged.
             }
             let until = told.at.plus(self.config.delivery_grace);

@@ -65,6 +65,7 @@ impl RoomTable {
             missing,
             told,
             untold,
+            ambiguous: self.ambiguous(room),
             others: self.others(subject, prefill),
             foreign: self.peers.get(prefill).and_then(|e| e.foreign).map(|x| ForeignFact {
                 at: x.at,
@@ -174,9 +175,13 @@ impl RoomTable {
     /// Ranks that have said how it ended, and those that have not.
     fn told(&self, room: &Room, role: Role) -> (Vec<(Party, KvPoll)>, Vec<Party>) {
         let (mut told, mut untold) = (Vec::new(), Vec::new());
+        let ambiguous = room.links.iter().any(|l| l.guessed);
         for l in room.links.iter().filter(|l| l.owes()) {
             let mut party = self.party(Role::Prefill, l.prefill, room.has_prefill);
             party.rank = l.rank.or(party.rank);
+            if ambiguous {
+                (party.endpoint, party.task, party.rank) = (None, None, l.rank);
+            }
             // On one host what prefill sent counts; decode may just not have read it.
             match if role == Role::Decode { l.heard.or(l.told) } else { l.told } {
                 Some(t) => told.push((party, t.status)),
@@ -184,6 +189,14 @@ impl RoomTable {
             }
         }
         (told, untold)
+    }
+
+    /// Prefill ranks of which it cannot be told which one said what.
+    fn ambiguous(&self, room: &Room) -> Vec<std::net::SocketAddr> {
+        if !room.links.iter().any(|l| l.guessed) {
+            return Vec::new();
+        }
+        room.links.iter().filter(|l| l.owes()).filter_map(|l| self.peers.address(l.prefill)).collect()
     }
 
     fn others(&self, subject: Option<&Link>, prefill: EndpointId) -> Others {

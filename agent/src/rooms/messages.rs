@@ -246,7 +246,11 @@ impl RoomTable {
         if m.dummy == Some(true) || self.rooms.get(slot).is_some_and(known) {
             return (0, 0);
         }
-        self.peers.asked(seen.target, pair)
+        // Several sessions of one room are one room to the rank.
+        let before = self.rooms.get(slot).map_or(&[][..], |r| &r.links);
+        let at_rank = before.iter().find(|l| l.prefill == seen.target && l.numbers.0 != 0);
+        let at_rank = at_rank.map(|l| l.numbers.0);
+        self.peers.asked(seen.target, pair, at_rank)
     }
 
     /// Backend and releases of a room, from the connection and the message.
@@ -277,18 +281,15 @@ impl RoomTable {
             if !self.begins_another_life(room, seen, m, decode, session) {
                 return Some(slot);
             }
-            let (incarnation, outcome) = (room.incarnation, ended(room));
+            let outcome = ended(room);
             self.close_room(slot, outcome, seen.at, out);
-            return self.open_room(m.room, incarnation + 1, seen.at, home, out);
+            return self.open_room(m.room, self.next_life(m.room), seen.at, home, out);
         }
-        let Some(tomb) = self.tombs.get(m.room) else {
-            return self.open_room(m.room, 0, seen.at, home, out);
-        };
-        if self.is_late(seen, m, decode, session) {
+        if self.tombs.get(m.room).is_some() && self.is_late(seen, m, decode, session) {
             self.tally.turned_away.late += 1;
             return None;
         }
-        self.open_room(m.room, tomb.incarnation + 1, seen.at, home, out)
+        self.open_room(m.room, self.next_life(m.room), seen.at, home, out)
     }
 
     /// Whether a METADATA for an open room means that the room ended unseen and its number is used again.
@@ -350,7 +351,7 @@ impl RoomTable {
         });
         let slot = if let Some(slot) = self.by_room.get(&m.room) {
             *slot
-        } else if self.tombs.get(m.room).is_some() {
+        } else if self.is_late_for(m.room, seen.at) {
             self.tally.turned_away.late += 1;
             return;
         } else {
@@ -358,7 +359,8 @@ impl RoomTable {
                 self.tally.turned_away.orphans += 1;
                 return;
             };
-            let Some(slot) = self.open_room(m.room, 0, seen.at, (seen.target, decode), out) else { return };
+            let life = self.next_life(m.room);
+            let Some(slot) = self.open_room(m.room, life, seen.at, (seen.target, decode), out) else { return };
             if let Some(room) = self.rooms.get_mut(slot) {
                 room.completeness = completeness;
             }
@@ -460,6 +462,7 @@ impl RoomTable {
         let Some(room) = self.rooms.get_mut(slot) else { return };
         let Some(l) = room.links.get_mut(link) else { return };
         let first = l.told.is_none() && l.heard.is_none();
+        let sure = !l.guessed;
         let told = Told { at: seen.at, status: m.status };
         match seen.role {
             Role::Prefill => {
@@ -473,9 +476,9 @@ impl RoomTable {
         let concluded = Concluded { metadata_at: l.asked_at(), pages: l.pages, at: seen.at };
         if first {
             self.peers.answered(prefill, pair, numbers, concluded);
-            self.learn_rank(&seen, prefill, m);
+            self.learn_rank(&seen, prefill, m, sure);
         }
-        if origin != prefill {
+        if sure && origin != prefill {
             let (session, pair) = (NONE, NONE);
             self.set_origin(&seen, prefill, session, pair);
         }
@@ -483,9 +486,11 @@ impl RoomTable {
         self.settle(slot, seen.at, out);
     }
 
-    fn learn_rank(&mut self, seen: &Seen<'_>, prefill: EndpointId, m: &Status<'_>) {
+    fn learn_rank(&mut self, seen: &Seen<'_>, prefill: EndpointId, m: &Status<'_>, sure: bool) {
         let Some(e) = self.peers.get_mut(prefill) else { return };
-        e.rank = m.prefill_rank.or(e.rank);
+        if sure {
+            e.rank = m.prefill_rank.or(e.rank);
+        }
         if m.status == KvPoll::Success
             && seen.backend == Backend::Nixl
             && let Some(p) = e.prefill.as_deref_mut()
@@ -500,7 +505,7 @@ impl RoomTable {
         if let Some(slot) = self.by_room.get(&m.room) {
             return Some(*slot);
         }
-        if self.tombs.get(m.room).is_some() {
+        if self.is_late_for(m.room, seen.at) {
             self.tally.turned_away.late += 1;
             return None;
         }
@@ -510,7 +515,8 @@ impl RoomTable {
             self.tally.turned_away.orphans += 1;
             return None;
         }
-        let slot = self.open_room(m.room, 0, seen.at, (NONE, seen.target), out)?;
+        let life = self.next_life(m.room);
+        let slot = self.open_room(m.room, life, seen.at, (NONE, seen.target), out)?;
         let (backend, releases) = self.learn_backend(seen, NONE);
         let room = self.rooms.get_mut(slot)?;
         room.completeness = Completeness::Preexisting;
@@ -527,6 +533,10 @@ impl RoomTable {
         origin: EndpointId,
     ) -> Option<usize> {
         let tgid = seen.connection.task.filter(|_| seen.direction == Direction::Sent).map(|t| t.tgid);
+        let from = match seen.direction {
+            Direction::Sent => seen.connection.addresses.local.ip(),
+            Direction::Received => seen.connection.addresses.peer.ip(),
+        };
         let peers = &self.peers;
         let room = self.rooms.get_mut(slot)?;
         let unsaid = |l: &Link| match seen.role {
@@ -535,19 +545,37 @@ impl RoomTable {
         };
         let here = |l: &Link| l.decode == seen.target && unsaid(l) && l.owes();
         let fits = |l: &Link| here(l) && (l.rank.is_none() || l.rank == m.prefill_rank);
+        let of = |l: &Link| peers.get(l.prefill);
         let by_rank = |l: &Link| here(l) && l.rank.is_some() && l.rank == m.prefill_rank;
-        let by_origin = |l: &Link| fits(l) && l.prefill == origin && origin != NONE;
-        let process = |id: EndpointId| peers.get(id).and_then(|e| e.task).map(|t| t.tgid);
-        let by_process = |l: &Link| fits(l) && tgid.is_some() && process(l.prefill) == tgid;
-        let links = &room.links;
-        let found = links
-            .iter()
-            .position(by_rank)
-            .or_else(|| links.iter().position(by_origin))
-            .or_else(|| links.iter().position(by_process))
-            .or_else(|| links.iter().position(fits));
-        if found.is_some() || room.links.iter().any(|l| l.decode == seen.target && l.owes()) {
-            return found;
+        let by_origin = |l: &Link| here(l) && l.prefill == origin && origin != NONE;
+        let by_process =
+            |l: &Link| here(l) && tgid.is_some() && of(l).and_then(|e| e.task).map(|t| t.tgid) == tgid;
+        let by_number = |l: &Link| fits(l) && m.prefill_rank.is_some() && of(l).and_then(|e| e.rank) == m.prefill_rank;
+        let by_host = |l: &Link| fits(l) && of(l).is_some_and(|e| e.address.ip() == from);
+        let links = &mut room.links;
+        let sure = links.iter().position(by_process).or_else(|| links.iter().position(by_origin));
+        let named = links.iter().position(by_rank);
+        if let (Some(s), Some(n)) = (sure, named)
+            && s != n
+            && links.get(n).is_some_and(|l| l.guessed)
+        {
+            unguess(links, s, n);
+            return Some(s);
+        }
+        if let Some(i) = named.or(sure).or_else(|| links.iter().position(by_number)) {
+            return Some(i);
+        }
+        let found = links.iter().position(by_host).or_else(|| links.iter().position(fits));
+        if let Some(i) = found {
+            let several = links.iter().filter(|l| fits(l)).count() > 1;
+            let one_host = links.iter().filter(|l| by_host(l)).count() != 1;
+            if let Some(l) = links.get_mut(i) {
+                l.guessed |= several && one_host;
+            }
+            return Some(i);
+        }
+        if room.links.iter().any(|l| l.decode == seen.target && l.owes()) {
+            return None;
         }
         // Decode named another address than the one it is reached at (address translation).
         if let Some(i) = room.links.iter().position(|l| unsaid(l) && l.owes()) {
@@ -567,7 +595,7 @@ impl RoomTable {
 
     fn abort_ack(&mut self, seen: Seen<'_>, m: AbortAck, out: &mut Vec<Event>) {
         let Some(slot) = self.by_room.get(&m.room).copied() else {
-            self.count_stray(m.room);
+            self.count_stray(m.room, seen.at);
             return;
         };
         let Some(room) = self.rooms.get_mut(slot) else { return };
@@ -604,7 +632,7 @@ impl RoomTable {
     /// A message that only shows that the room moves.
     fn passing(&mut self, seen: Seen<'_>, room: u64, out: &mut Vec<Event>) {
         let Some(slot) = self.by_room.get(&room).copied() else {
-            self.count_stray(room);
+            self.count_stray(room, seen.at);
             return;
         };
         let origin = self.connections.get(seen.connection.socket).map_or(NONE, |k| k.origin);
@@ -613,8 +641,8 @@ impl RoomTable {
         self.settle(slot, seen.at, out);
     }
 
-    fn count_stray(&mut self, room: u64) {
-        if self.tombs.get(room).is_some() {
+    fn count_stray(&mut self, room: u64, at: Mono) {
+        if self.is_late_for(room, at) {
             self.tally.turned_away.late += 1;
         } else {
             self.tally.turned_away.orphans += 1;
@@ -702,6 +730,19 @@ fn new_link(
     }
 }
 
+/// What was heard was put down to link `wrong`, and turns out to be link `right`'s.
+fn unguess(links: &mut [Link], right: usize, wrong: usize) {
+    let Some(w) = links.get_mut(wrong) else { return };
+    let (heard, rank) = (w.heard, w.rank);
+    let Some(r) = links.get_mut(right) else { return };
+    let (old_heard, old_rank) = (std::mem::replace(&mut r.heard, heard), std::mem::replace(&mut r.rank, rank));
+    r.guessed = false;
+    if let Some(w) = links.get_mut(wrong) {
+        (w.heard, w.rank) = (old_heard, old_rank);
+        w.guessed = old_heard.is_some();
+    }
+}
+
 /// How a room ended whose number is used again before its end was seen.
 fn ended(room: &Room) -> Outcome {
     if room.abort.is_some() { Outcome::Failed } else { Outcome::Unknown }
@@ -720,6 +761,7 @@ impl Link {
             required: 1,
             dummy: Some(false),
             rank: None,
+            guessed: false,
             sent: None,
             received: None,
             told: None,

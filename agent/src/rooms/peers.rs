@@ -291,17 +291,16 @@ impl Peers {
         self.pairs.iter()
     }
 
-    /// Numbers a question to a prefill rank; returns its number there and for the pair.
-    pub(crate) fn asked(&mut self, prefill: EndpointId, pair: PairId) -> (u32, u32) {
-        let rank = self.prefill_mut(prefill).map_or(0, |p| {
-            p.answers.asked = p.answers.asked.saturating_add(1);
-            p.answers.asked
-        });
-        let session = self.pair_mut(pair).map_or(0, |p| {
-            p.answers.asked = p.answers.asked.saturating_add(1);
-            p.answers.asked
-        });
-        (rank, session)
+    /// Numbers a question to a prefill rank: its number there (`at_rank` if it has one already) and for the
+    /// pair.
+    pub(crate) fn asked(&mut self, prefill: EndpointId, pair: PairId, at_rank: Option<u32>) -> (u32, u32) {
+        let next = |a: &mut Answers| {
+            a.asked = a.asked.saturating_add(1);
+            a.asked
+        };
+        let rank = at_rank.or_else(|| self.prefill_mut(prefill).map(|p| next(&mut p.answers)));
+        let session = self.pair_mut(pair).map(|p| next(&mut p.answers));
+        (rank.unwrap_or(0), session.unwrap_or(0))
     }
 
     /// Notes that a question was answered with a STATUS.

@@ -71,6 +71,8 @@ pub(crate) struct Link {
     pub(crate) dummy: Option<bool>,
     /// Which prefill rank said so in STATUS.
     pub(crate) rank: Option<u32>,
+    /// The STATUS may have been another link's: nothing told the prefill ranks apart.
+    pub(crate) guessed: bool,
     /// METADATA sent by a decode rank of this host.
     pub(crate) sent: Option<Mono>,
     /// METADATA received by a prefill rank of this host.

@@ -90,21 +90,30 @@ const ROOM_PROVES: u64 = 1_000_000_000;
 /// The last frame of a three-frame STATUS is a rank, not a length in bytes.
 const RANK_MAX: u32 = 4095;
 
+/// What a message proves. One without a tag must not be the tail of another: KV_STATUS behind its tag is a
+/// STATUS with a frame too many, NIXL's METADATA behind its guard is mooncake's with another kind of session.
+/// What is left is the tail of an ABORT_ACK, `room, rank, generation`, where a call begins just behind its tag.
 fn recognise(parts: &Multipart<'_>) -> Recognition {
-    match decode(parts) {
-        Err(Unknown::Mori) if parts.count() >= 5 => Recognition::Tagged,
-        Err(_) => Recognition::No,
-        Ok(decoded) => match decoded.message {
-            Message::Status(Status { prefill_rank, room, .. }) if decoded.backend == Backend::Mooncake => {
-                let proves = prefill_rank.map_or(room >= ROOM_PROVES, |rank| rank <= RANK_MAX);
-                if proves { Recognition::Plain } else { Recognition::Weak }
-            }
-            Message::Metadata(_) if whole(parts, 0) == Some(NIXL_GUARD) => Recognition::Tagged,
-            Message::Register(_) if decoded.backend == Backend::Nixl => Recognition::Tagged,
-            Message::Metadata(_) | Message::Register(_) | Message::PpState(_) => Recognition::Plain,
-            _ => Recognition::Tagged,
-        },
-    }
+    let decoded = match decode(parts) {
+        Ok(decoded) => decoded,
+        Err(Unknown::Mori) if parts.count() >= 5 => return Recognition::Tagged,
+        Err(_) => return Recognition::No,
+    };
+    let guarded = decoded.backend == Backend::Nixl && whole(parts, 0) == Some(NIXL_GUARD);
+    let proves = match decoded.message {
+        Message::Metadata(_) | Message::Register(_) if guarded => return Recognition::Tagged,
+        Message::Status(s) if decoded.backend == Backend::Mooncake => {
+            matches!(s.status, KvPoll::Failed | KvPoll::WaitingForInput | KvPoll::Success)
+                && s.prefill_rank.map_or(s.room >= ROOM_PROVES, |rank| rank <= RANK_MAX)
+        }
+        Message::Metadata(Metadata { session, .. }) => {
+            session.contains(':') || decoded.backend == Backend::Nixl
+        }
+        Message::Register(Register { session, .. }) => session.contains(':'),
+        Message::PpState(_) => true,
+        _ => return Recognition::Tagged,
+    };
+    if proves && decoded.extra_frames == 0 { Recognition::Plain } else { Recognition::Weak }
 }
 
 /// First frames that are fixed text.

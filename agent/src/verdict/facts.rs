@@ -131,6 +131,8 @@ pub(crate) struct Facts {
     /// Prefill ranks (or decode endpoints) that were told and that were not.
     pub(crate) told: Vec<(Party, KvPoll)>,
     pub(crate) untold: Vec<Party>,
+    /// Endpoints of these ranks, where it cannot be told which is which.
+    pub(crate) ambiguous: Vec<SocketAddr>,
     pub(crate) others: Others,
     pub(crate) foreign: Option<ForeignFact>,
     pub(crate) metadata_sent: Sent,

@@ -147,7 +147,8 @@ pub(super) fn find_at_start(bytes: &[u8], grammar: &Grammar) -> Start {
         Ok(Parsed::Message { behind, total }) => {
             match (grammar.recognise)(&Multipart::new(bytes, &frames, total)) {
                 Recognition::Tagged | Recognition::Plain => Start::Sure(0),
-                Recognition::Weak if known_at(bytes, behind, grammar) => Start::Sure(0),
+                // It may be a tail, but a message begins behind it.
+                Recognition::Weak if known_at(bytes, behind, grammar) => Start::Sure(behind),
                 Recognition::Weak | Recognition::No => Start::Nowhere,
             }
         }
@@ -159,7 +160,10 @@ pub(super) fn find_at_start(bytes: &[u8], grammar: &Grammar) -> Start {
 fn known_at(bytes: &[u8], at: usize, grammar: &Grammar) -> bool {
     let mut frames = Frames::new();
     matches!(parse(bytes, at, &mut frames), Ok(Parsed::Message { total, .. })
-        if (grammar.recognise)(&Multipart::new(bytes, &frames, total)) != Recognition::No)
+    if !matches!(
+        (grammar.recognise)(&Multipart::new(bytes, &frames, total)),
+        Recognition::No | Recognition::Weak
+    ))
 }
 
 /// Whether an unfinished message at the call's first byte is worth following. Its first frame is short in

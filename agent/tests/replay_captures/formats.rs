@@ -244,6 +244,17 @@ fn more_than_64_kib_in_one_packet() {
     let (events, summary) = replay(&talk.file()).unwrap();
     assert_eq!(streams(&events)[&(talk.server, talk.client, false)], vec![(1001, vec![3; 100_000])]);
     assert_eq!(summary.repairs.snaplen, 0);
+
+    // Cut by the snap length, its own length still counts.
+    let packets: Vec<Packet> = talk
+        .packets(Layer::Raw(101), false)
+        .into_iter()
+        .map(|p| Packet { captured: p.bytes.len().min(1000), ..p })
+        .collect();
+    let (events, summary) = replay(&pcap(101, true, false, &packets)).unwrap();
+    let received: u32 =
+        events.iter().map(|e| if let Said::Bytes { len, .. } = e.said { len } else { 0 }).sum();
+    assert_eq!((summary.repairs.snaplen, received), (1, 200_000));
 }
 
 #[test]
