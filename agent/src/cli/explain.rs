@@ -30,7 +30,9 @@ pub(super) fn summary(record: &Value) -> String {
     }
     if record["pinned"].as_bool() == Some(true) {
         parts.push(match verdict["ends_by_itself"]["at"].as_str() {
-            Some(at) => format!("ends by itself at {} ({})", clock(at), text(&verdict["ends_by_itself"]["timer"])),
+            Some(at) => {
+                format!("ends by itself at {} ({})", clock(at), text(&verdict["ends_by_itself"]["timer"]))
+            }
             None => "never ends by itself".to_owned(),
         });
         if let Some(size @ 2..) = verdict["group_size"].as_u64() {
@@ -63,8 +65,11 @@ fn state(record: &Value) -> String {
         }
         (_, Some(_)) => {
             let outcome = record["outcome"].as_str().unwrap_or("ended, how is not known");
-            let recovered =
-                if record["recovered"].as_bool() == Some(true) { ", recovered after it was pinned" } else { "" };
+            let recovered = if record["recovered"].as_bool() == Some(true) {
+                ", recovered after it was pinned"
+            } else {
+                ""
+            };
             format!("closed: {outcome} after{age}{recovered}")
         }
         _ => match verdict["class"].as_str() {
@@ -160,8 +165,7 @@ fn message(role: &str, m: &Value) -> String {
         Some("sent") => ("sent", "to"),
         _ => ("received", "from"),
     };
-    let mut out =
-        format!("{role:7} {verb:8} {} {preposition} {}", text(&m["kind"]), text(&m["peer"]));
+    let mut out = format!("{role:7} {verb:8} {} {preposition} {}", text(&m["kind"]), text(&m["peer"]));
     if let Some(status) = m["status"].as_str() {
         let _ = write!(out, "  {status}");
     }
@@ -239,7 +243,8 @@ fn known(out: &mut String, record: &Value) {
     }
     for role in ["prefill", "decode"] {
         if record["views"][role].is_null() {
-            let _ = writeln!(out, "  - the {role} side is not on this host: ask the agent there for this room");
+            let _ =
+                writeln!(out, "  - the {role} side is not on this host: ask the agent there for this room");
         }
     }
     for (key, name) in [
@@ -279,9 +284,15 @@ fn actions(out: &mut String, record: &Value) {
     }
     out.push_str("\nwhat to do\n");
     for (n, a) in actions.iter().enumerate() {
-        let clears = if a["clears"].as_bool() == Some(true) { "clears it" } else { "does not clear it by itself" };
+        let clears =
+            if a["clears"].as_bool() == Some(true) { "clears it" } else { "does not clear it by itself" };
         let _ = writeln!(out, "  {}. {}", n.saturating_add(1), text(&a["command"]));
-        let _ = writeln!(out, "     {} ({clears}); costs others: {}", text(&a["effect"]), text(&a["blast_radius"]));
+        let _ = writeln!(
+            out,
+            "     {} ({clears}); costs others: {}",
+            text(&a["effect"]),
+            text(&a["blast_radius"])
+        );
     }
 }
 
@@ -293,7 +304,8 @@ fn upstream(out: &mut String, record: &Value) {
     out.push_str("\nupstream\n");
     for i in issues {
         let fixed = i["fixed_in"].as_str().map_or_else(String::new, |r| format!(", fixed in {r}"));
-        let _ = writeln!(out, "  - {}{fixed}; applies to this engine: {}", text(&i["url"]), text(&i["applies"]));
+        let _ =
+            writeln!(out, "  - {}{fixed}; applies to this engine: {}", text(&i["url"]), text(&i["applies"]));
     }
 }
 

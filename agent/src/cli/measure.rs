@@ -157,5 +157,6 @@ pub(super) fn room_status(pipeline: &Pipeline) -> Value {
 }
 
 fn nanos(seconds: f64) -> u64 {
-    std::time::Duration::try_from_secs_f64(seconds).map_or(0, |d| u64::try_from(d.as_nanos()).unwrap_or(u64::MAX))
+    std::time::Duration::try_from_secs_f64(seconds)
+        .map_or(0, |d| u64::try_from(d.as_nanos()).unwrap_or(u64::MAX))
 }

@@ -201,6 +201,23 @@ pub(crate) struct Room {
     pub decodes: Vec<usize>,
 }
 
+/// Files by which others and the workload wait for each other.
+#[derive(Clone, Debug)]
+pub(crate) struct Files {
+    /// Written when the connections are open.
+    pub ready: Option<PathBuf>,
+    /// The load waits for it.
+    pub go: Option<PathBuf>,
+    /// The end of the processes waits for it.
+    pub linger: Option<PathBuf>,
+}
+
+fn wait_for(file: Option<&Path>) {
+    while file.is_some_and(|path| !path.exists()) {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
 /// Where results go.
 pub(crate) struct Output {
     pub dir: PathBuf,
@@ -241,7 +258,7 @@ impl Output {
     ///
     /// # Errors
     /// When a file cannot be written.
-    pub(crate) fn ready(&mut self, ranks: &[Rank], ready: Option<&Path>, go: Option<&Path>) -> Result<()> {
+    pub(crate) fn ready(&mut self, ranks: &[Rank], files: &Files) -> Result<()> {
         let procs: Vec<Value> = ranks
             .iter()
             .map(|rank| {
@@ -253,24 +270,22 @@ impl Output {
         let value = json!({"driver": std::process::id(), "truth": self.dir.join("truth.jsonl"), "rank_ports": ports, "procs": procs});
         self.put("ready", value.clone())?;
         self.truth.flush()?;
-        if let Some(path) = ready {
+        if let Some(path) = &files.ready {
             // Written whole or not at all: others wait for it.
             let draft = path.with_extension("part");
             std::fs::write(&draft, value.to_string())
                 .with_context(|| format!("write {}", draft.display()))?;
             std::fs::rename(&draft, path)?;
         }
-        while go.is_some_and(|path| !path.exists()) {
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        wait_for(files.go.as_deref());
         self.put("load_begin", json!({}))
     }
 
-    /// Asks every rank, works out what is right to say of each room, and writes it all down.
+    /// Asks every rank, works out what is right to say of each room, writes it all down and prints the sums.
     ///
     /// # Errors
     /// When a rank does not answer or a file cannot be written.
-    pub(crate) fn finish(mut self, ranks: &mut [Rank], rooms: &[Room]) -> Result<Summary> {
+    pub(crate) fn finish(mut self, ranks: &mut [Rank], rooms: &[Room], files: &Files) -> Result<Summary> {
         self.put("load_end", json!({}))?;
         for rank in ranks.iter_mut().filter(|rank| rank.alive) {
             rank.report()?;
@@ -302,6 +317,8 @@ impl Output {
         self.truth.flush().context("write the truth file")?;
         let rules: BTreeMap<_, _> = rules.iter().map(|(scenario, rule)| (*scenario, rule)).collect();
         std::fs::write(self.dir.join("expect.json"), serde_json::to_string_pretty(&rules)?)?;
+        println!("{}", summary.line());
+        wait_for(files.linger.as_deref());
         Ok(summary)
     }
 
