@@ -64,7 +64,7 @@ fn tcpdump_and_the_programs_see_the_same_bytes() {
     let file = directory.path().join("run.pcap");
     let filter = format!("tcp port {} or tcp port {}", ports[0], ports[1]);
     let started = Command::new("tcpdump")
-        .args(["-i", "lo", "-U", "-s", "0", "-B", "65536", "-Z", "root", "-w"])
+        .args(["-i", "lo", "-U", "-s", "0", "-B", "65536", "--immediate-mode", "-Z", "root", "-w"])
         .arg(&file)
         .arg(&filter)
         .stderr(Stdio::piped())
@@ -85,10 +85,13 @@ fn tcpdump_and_the_programs_see_the_same_bytes() {
             talk(listener, connection, &mut live);
         }
     }
-    std::thread::sleep(Duration::from_millis(300));
     live.drain();
+    settled(&file);
     Command::new("kill").args(["-INT", &tcpdump.id().to_string()]).status().unwrap();
     tcpdump.wait().unwrap();
+    let mut rest = String::new();
+    said.read_to_string(&mut rest).unwrap();
+    assert!(rest.contains("\n0 packets dropped by kernel"), "tcpdump itself must miss nothing: {rest}");
 
     let dumped = read_pcap(&std::fs::read(&file).unwrap());
     let (sent, received) = captured(&live, &ports);
@@ -103,8 +106,20 @@ fn tcpdump_and_the_programs_see_the_same_bytes() {
         }
     }
     assert_eq!(sent.keys().collect::<Vec<_>>(), dumped.keys().collect::<Vec<_>>());
-    assert!(coinciding > 100, "most small sends are one segment: {coinciding}");
+    assert!(coinciding > 50, "most small sends are one segment: {coinciding}");
     assert_eq!(live.capture.counters().unwrap().ring_full, 0);
+}
+
+/// Waits until tcpdump has written what it saw: on a busy machine it comes late.
+fn settled(file: &std::path::Path) {
+    let size = || std::fs::metadata(file).unwrap().len();
+    let (mut last, mut since) = (size(), Instant::now());
+    while since.elapsed() < Duration::from_secs(2) {
+        std::thread::sleep(Duration::from_millis(100));
+        if size() != last {
+            (last, since) = (size(), Instant::now());
+        }
+    }
 }
 
 /// One connection with messages of many lengths both ways, some longer than what is captured.
@@ -135,9 +150,12 @@ fn talk(listener: &TcpListener, seed: u32, live: &mut live::Live) {
             }
         }
     });
-    let mut sink = vec![0u8; 8192];
-    client.set_read_timeout(Some(Duration::from_micros(500))).unwrap();
-    for _ in 0..60 {
+    let mut answers = client.try_clone().unwrap();
+    let answers = std::thread::spawn(move || {
+        let mut sink = vec![0u8; 8192];
+        while answers.read(&mut sink).unwrap() > 0 {}
+    });
+    for _ in 0..30 {
         let len = match next() % 10 {
             0 => 8192,
             1 => 20_000 + next() % 30_000,
@@ -145,13 +163,11 @@ fn talk(listener: &TcpListener, seed: u32, live: &mut live::Live) {
         };
         let bytes: Vec<u8> = (0..len).map(|_| next() as u8).collect();
         client.write_all(&bytes).unwrap();
-        while client.read(&mut sink).is_ok_and(|n| n > 0) {}
         live.drain();
     }
     client.shutdown(std::net::Shutdown::Write).unwrap();
-    let end = Instant::now() + Duration::from_secs(5);
-    while Instant::now() < end && !client.read(&mut sink).is_ok_and(|n| n == 0) {}
     echo.join().unwrap();
+    answers.join().unwrap();
 }
 
 /// What the programs saw, at the sender and at the receiver.
