@@ -3,4 +3,19 @@
 //! Pure: no I/O, no clock (time is an argument), no unsafe code. Input is [`model::Input`], output
 //! [`model::Event`]; verdicts come from [`crate::verdict`].
 
+mod assess;
+mod connections;
+pub mod counts;
+mod estimate;
+mod facts;
+mod messages;
 pub mod model;
+mod peers;
+mod room;
+mod slab;
+mod snapshot;
+pub mod table;
+mod transport;
+mod wheel;
+
+pub use table::{Config, Peer, RoomTable};

@@ -1,5 +1,14 @@
 //! Evidence → class, confidence, debtor, candidates, actions.
 //!
-//! Pure: no I/O, no clock (time is an argument), no unsafe code.
+//! Pure: no I/O, no clock (time is an argument), no unsafe code. [`facts`](self) are collected by the rooms,
+//! judged by rules (`judge`), and put into words only when someone reads them (`explain`).
 
+mod actions;
+mod candidates;
+pub(crate) mod explain;
+pub(crate) mod facts;
+pub(crate) mod judge;
+pub mod known;
 pub mod model;
+
+pub use known::known_issues;

@@ -1,0 +1,355 @@
+//! Decides what a room amounts to: still under way, ended, overdue, pinned.
+//!
+//! Pure. [`RoomTable::settle`] runs after every message and costs a walk over the room's links;
+//! [`RoomTable::assess`] runs when something is due and may collect facts and judge.
+
+use crate::event::{Mono, SECOND};
+use crate::rooms::model::{Completeness, Event, Outcome, Phase, Role};
+use crate::rooms::room::{Delivery, Progress, Room};
+use crate::rooms::table::{RoomTable, does_not_age};
+use crate::sglang::message::KvPoll;
+use crate::verdict::judge::{
+    ABORT_RELEASE, AbortEffect, HEARTBEAT, Judgement, abort_effect, bootstrap_applies, judge,
+};
+use crate::verdict::model::Class;
+
+/// How often a queued room is looked at again: it is to be found within a second of leaving the queue.
+const AGAIN_QUEUED: u64 = SECOND;
+/// How often a pinned room is looked at again.
+const AGAIN_PINNED: u64 = SECOND;
+/// How often a room is looked at again of which nothing can be said.
+const AGAIN_UNKNOWN: u64 = 30 * SECOND;
+
+/// What follows from the views.
+enum End {
+    /// Not over.
+    Open,
+    /// Over if nothing is heard against it until then.
+    Hold(Mono),
+    /// Over.
+    Closed(Outcome),
+}
+
+impl RoomTable {
+    /// After a message: counts phases, notices the end and progress, sets the next deadline.
+    pub(crate) fn settle(&mut self, slot: u32, at: Mono, out: &mut Vec<Event>) {
+        let Some(room) = self.rooms.get(slot) else { return };
+        let views = [Role::Prefill, Role::Decode].map(|r| room.has(r).then(|| room.progress(r)));
+        let moved = self.note_phases(slot, views);
+        let Some(room) = self.rooms.get(slot) else { return };
+        match self.end_of(room, views, at) {
+            End::Closed(outcome) => return self.close_room(slot, outcome, at, out),
+            End::Hold(until) => return self.wheel.set(slot, until, at),
+            End::Open => {}
+        }
+        let pinned = room.pinned();
+        if moved && pinned {
+            self.apply(slot, None, at, out);
+        }
+        if moved || !pinned {
+            let due = self.rooms.get(slot).map_or(at, |r| self.first_look(r, views));
+            self.wheel.set(slot, due, at);
+        }
+    }
+
+    /// Counts state and phase changes; returns whether a view moved on.
+    fn note_phases(&mut self, slot: u32, views: [Option<Progress>; 2]) -> bool {
+        let mut moved = false;
+        for (i, role) in [Role::Prefill, Role::Decode].into_iter().enumerate() {
+            let Some(view) = views.get(i).copied().flatten() else { continue };
+            let Some(room) = self.rooms.get_mut(slot) else { continue };
+            let counted = room.counted.get_mut(i).map(|c| std::mem::replace(c, Some(view.state))).flatten();
+            let new = (view.phase, view.since);
+            let old = room.phases.get_mut(i).map_or(new, |p| std::mem::replace(p, new));
+            let link = room.links.first();
+            let (pair, pages) = link.map_or((u32::MAX, 0), |l| (l.pair, u64::from(l.pages)));
+            if counted != Some(view.state) {
+                if let Some(state) = counted {
+                    self.count_state(role, state, false);
+                }
+                self.count_state(role, view.state, true);
+            }
+            if old.0 == view.phase {
+                continue;
+            }
+            let nanos = view.since.since(old.1);
+            if counted.is_some() || view.phase == Phase::Done {
+                self.tally.observe(role, old.0, nanos);
+                // A phase that an ABORT or a failure cut short does not say how long it takes.
+                let whole = view.phase != Phase::Abort && view.terminal != Some(Outcome::Failed);
+                if (whole || old.0 == Phase::Abort)
+                    && let Some(p) = self.peers.pair_mut(pair)
+                {
+                    p.durations.observe(old.0, pages, nanos);
+                }
+                moved |= !matches!(view.phase, Phase::Abort | Phase::Done);
+            }
+        }
+        moved
+    }
+
+    fn end_of(&self, room: &Room, views: [Option<Progress>; 2], now: Mono) -> End {
+        let mut outcome = Outcome::Success;
+        for view in views.iter().flatten() {
+            match view.terminal {
+                None => return End::Open,
+                Some(Outcome::Failed) => outcome = Outcome::Failed,
+                Some(Outcome::Unknown) if outcome == Outcome::Success => outcome = Outcome::Unknown,
+                Some(_) => {}
+            }
+        }
+        if views.iter().all(Option::is_none) {
+            return End::Open;
+        }
+        let [prefill, decode] = views;
+        if prefill.is_none()
+            && let Some(a) = room.abort
+            && decode.is_some_and(|d| d.state == KvPoll::Failed)
+            && !room.links.iter().any(|l| l.heard.is_some_and(|h| h.status == KvPoll::Failed))
+            && (a.acknowledged.is_none() || a.before_metadata)
+        {
+            // Decode has given up and is done; whether prefill knows is not seen here.
+            return End::Open;
+        }
+        if outcome == Outcome::Success && decode.is_none() {
+            return self.delivery(room, now);
+        }
+        End::Closed(outcome)
+    }
+
+    /// A STATUS that nobody has seen arriving: over once it is acknowledged, or once a while has passed in
+    /// which nothing spoke against it.
+    fn delivery(&self, room: &Room, now: Mono) -> End {
+        let mut hold = None;
+        for l in &room.links {
+            let Some(told) = l.told.filter(|_| l.status_delivery == Delivery::Unknown) else { continue };
+            let una = l.status_on.and_then(|s| self.connections.get(s)).and_then(|k| k.una);
+            if una.is_some_and(|(_, read)| read.since(told.at) >= self.config.delivery_grace / 4) {
+                return End::Open; // Looked at since, and still not acknowledged.
+            }
+            let until = told.at.plus(self.config.delivery_grace);
+            if now < until {
+                hold = Some(hold.map_or(until, |h: Mono| h.max(until)));
+            }
+        }
+        match hold {
+            Some(until) if self.rooms.len() < self.config.max_rooms / 2 => End::Hold(until),
+            _ => End::Closed(Outcome::Success),
+        }
+    }
+
+    /// When the room has to be looked at first.
+    fn first_look(&self, room: &Room, views: [Option<Progress>; 2]) -> Mono {
+        let floor = self.config.floor;
+        let open = views.iter().flatten().filter(|v| v.terminal.is_none()).map(|v| v.since.plus(floor));
+        open.min().unwrap_or_else(|| room.abort.map_or(room.opened_at, |a| a.at).plus(floor))
+    }
+
+    /// Looks at a room because something is due.
+    pub(crate) fn assess(&mut self, slot: u32, now: Mono, out: &mut Vec<Event>) {
+        self.notice_gone(slot);
+        let Some(room) = self.rooms.get(slot) else { return };
+        let views = [Role::Prefill, Role::Decode].map(|r| room.has(r).then(|| room.progress(r)));
+        self.note_phases(slot, views);
+        let Some(room) = self.rooms.get(slot) else { return };
+        match self.end_of(room, views, now) {
+            End::Closed(outcome) => return self.close_room(slot, outcome, now, out),
+            End::Hold(until) => return self.wheel.set(slot, until, now),
+            End::Open => {}
+        }
+        if let Some(outcome) = self.over_unseen(room, now) {
+            return self.close_room(slot, outcome, now, out);
+        }
+        if let Some(until) = self.quiet_abort(room) {
+            if now >= until {
+                return self.close_room(slot, Outcome::Failed, now, out);
+            }
+            return self.wheel.set(slot, until, now);
+        }
+        let (judgement, due) = self.judge_views(room, views, now);
+        let lossy = self.is_lossy(room);
+        if let Some(room) = self.rooms.get_mut(slot)
+            && lossy
+        {
+            room.completeness = Completeness::Lossy;
+        }
+        let class = judgement.as_ref().map(|j| j.class);
+        self.apply(slot, judgement, now, out);
+        let again = now.plus(class.map_or(AGAIN_UNKNOWN, |c| self.again(c)));
+        let next = due.map_or(again, |d| d.min(again));
+        self.wheel.set(slot, next, now);
+        if class.is_some_and(does_not_age) {
+            self.make_expendable(slot);
+        }
+    }
+
+    /// With very many rooms each is looked at more rarely, so that the work per second stays bounded.
+    fn again(&self, class: Class) -> u64 {
+        let base = match class {
+            Class::Queued => AGAIN_QUEUED,
+            c if c.pins() => AGAIN_PINNED,
+            _ => AGAIN_UNKNOWN,
+        };
+        base.saturating_mul(1 + self.rooms.len() as u64 / 16_384)
+    }
+
+    fn make_expendable(&mut self, slot: u32) {
+        let Some(room) = self.rooms.get_mut(slot) else { return };
+        if !std::mem::replace(&mut room.expendable, true) {
+            let generation = room.generation;
+            self.expendable.push_back((slot, generation));
+        }
+    }
+
+    /// Judges the views that are not over; the strongest verdict counts, prefill's on a tie. Without one:
+    /// when the next can be due.
+    fn judge_views(
+        &self,
+        room: &Room,
+        views: [Option<Progress>; 2],
+        now: Mono,
+    ) -> (Option<Judgement>, Option<Mono>) {
+        let mut best: Option<Judgement> = None;
+        let mut due: Option<Mono> = None;
+        for (role, view) in [Role::Prefill, Role::Decode].into_iter().zip(views) {
+            let Some(view) = view else { continue };
+            let Some(facts) = self.facts(room, role, view, now) else { continue };
+            match judge(&facts) {
+                Some(j) => {
+                    let rank = |j: &Judgement| (j.class.pins(), j.confidence);
+                    if best.as_ref().is_none_or(|b| rank(&j) > rank(b)) {
+                        best = Some(j);
+                    }
+                }
+                None => {
+                    let at = facts.since.plus(facts.threshold);
+                    due = Some(due.map_or(at, |d| d.min(at)));
+                }
+            }
+        }
+        (best, due)
+    }
+
+    /// Takes a verdict over, and tells it if others must hear of it.
+    pub(crate) fn apply(&mut self, slot: u32, judgement: Option<Judgement>, now: Mono, out: &mut Vec<Event>) {
+        let Some(room) = self.rooms.get_mut(slot) else { return };
+        let old = room.judgement.take();
+        let was = old.as_ref().is_some_and(|j| j.class.pins());
+        let new = judgement.map(|mut j| {
+            if let Some(o) = old.as_ref().filter(|o| o.class == j.class) {
+                j.since = o.since;
+            }
+            j
+        });
+        let is = new.as_ref().is_some_and(|j| j.class.pins());
+        let changed = match (&new, &old) {
+            (Some(n), Some(o)) => n.differs(o),
+            _ => true,
+        };
+        if was {
+            // The group is found through the old verdict.
+            room.judgement = old;
+            self.unpin(slot);
+        }
+        let pin = new.as_ref().filter(|j| j.class.pins()).map(|j| (j.role, j.class, j.group));
+        if let Some(room) = self.rooms.get_mut(slot) {
+            room.judgement = new.map(Box::new);
+            room.was_pinned |= is;
+        }
+        if let Some((role, class, group)) = pin {
+            self.pin(slot, group);
+            if !was {
+                self.tally.pin(role, class);
+            }
+        }
+        let Some(room) = self.rooms.get(slot) else { return };
+        match (was, is) {
+            (false, true) => out.push(Event::Pinned(self.snapshot_of(room, now))),
+            (true, true) if changed => out.push(Event::VerdictChanged(self.snapshot_of(room, now))),
+            (true, false) => out.push(Event::Recovered(self.snapshot_of(room, now))),
+            _ => {}
+        }
+    }
+
+    /// A process of this host that is gone has taken its view with it.
+    fn notice_gone(&mut self, slot: u32) {
+        let Some(room) = self.rooms.get(slot) else { return };
+        let gone = |id: u32| {
+            self.peers.get(id).and_then(|e| e.listener_closed).is_some_and(|at| at >= room.opened_at)
+        };
+        let (home_prefill, home_decode) = room.home;
+        let prefill = room.links.iter().find(|l| l.received.is_some()).map_or(home_prefill, |l| l.prefill);
+        let decode = room.links.iter().find(|l| l.sent.is_some()).map_or(home_decode, |l| l.decode);
+        let (prefill, decode) = (room.has_prefill && gone(prefill), room.has_decode && gone(decode));
+        if let Some(room) = self.rooms.get_mut(slot) {
+            room.prefill_gone |= prefill;
+            room.decode_gone |= decode;
+        }
+    }
+
+    pub(crate) fn is_lossy(&self, room: &Room) -> bool {
+        let (prefill, decode) = room.home;
+        self.peers.lossy_since(prefill, decode, room.opened_at)
+            || room.links.iter().any(|l| self.peers.lossy_since(l.prefill, l.decode, room.opened_at))
+    }
+
+    /// An ABORT that found an entry, or a tombstone (`prefill_complete`), needs no answer: the room is over
+    /// when decode's pages are free at the latest. Returns when.
+    fn quiet_abort(&self, room: &Room) -> Option<Mono> {
+        let a = room.abort?;
+        let prefill = room.links.first().map_or(room.home.0, |l| l.prefill);
+        let tombstone =
+            room.bootstrap_at.is_some() || self.peers.prefill(prefill).is_some_and(|p| p.prefill_complete);
+        let dummies = !room.links.is_empty() && room.links.iter().all(|l| !l.owes());
+        let effect = abort_effect(room.backend, room.releases);
+        // Dropped: prefill goes on (its view stays open); decode alone is done.
+        let entry = !a.before_metadata
+            && match effect {
+                AbortEffect::Fails => room.complete(),
+                AbortEffect::Dropped => !room.has_prefill,
+                AbortEffect::MayVanish => false,
+            };
+        (tombstone || dummies || entry).then(|| a.at.plus(ABORT_RELEASE))
+    }
+
+    /// Rooms that end where nothing can be seen of it are not followed for ever.
+    fn over_unseen(&self, room: &Room, now: Mono) -> Option<Outcome> {
+        let c = &self.config;
+        let last_asked = room.links.iter().map(|l| l.asked_at()).max().unwrap_or(room.opened_at);
+        if now.since(room.opened_at) >= c.forget_after {
+            return Some(Outcome::Unknown);
+        }
+        let class = room.judgement.as_ref()?.class;
+        let after = |from: Mono, timeout: u64| now.since(from) >= timeout.saturating_add(c.margin);
+        let timer = bootstrap_applies(room.backend, room.releases);
+        let over = match class {
+            Class::Unknown
+            | Class::NotApplicable
+            | Class::CompletionNotObservable
+            | Class::StatusLost
+            | Class::StaleEndpoint => after(last_asked, c.waiting_timeout.max(c.bootstrap_timeout)),
+            Class::AbortBeforeEntry => {
+                let from = room.abort.map_or(last_asked, |a| a.at);
+                room.judgement.as_ref().is_some_and(|j| j.ends.is_some()) && after(from, c.bootstrap_timeout)
+            }
+            Class::MetadataIncomplete => timer && after(last_asked, c.bootstrap_timeout),
+            Class::MetadataMissing => {
+                timer && after(room.computed_at.unwrap_or(last_asked), c.bootstrap_timeout)
+            }
+            Class::PeerLost if room.has_decode && !room.has_prefill => {
+                room.judgement.as_ref().and_then(|j| j.ends.as_ref()).is_some_and(|e| after(e.at, HEARTBEAT))
+            }
+            // Decode gives up in silence where it cannot send ABORT (before 0.5.13).
+            Class::AwaitingPrefill | Class::RanksDisagree | Class::PeerNotTold if !room.has_prefill => {
+                !self.tells_abort(room) && after(last_asked, c.waiting_timeout)
+            }
+            _ => false,
+        };
+        over.then_some(Outcome::Unknown)
+    }
+
+    fn tells_abort(&self, room: &Room) -> bool {
+        let wanted = crate::sglang::message::Release::new(0, 5, 13, 0);
+        room.releases.is_some_and(|r| r.min >= wanted)
+    }
+}

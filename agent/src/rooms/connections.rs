@@ -1,0 +1,156 @@
+//! Control connections: whose they are, and which of the messages sent on them the peer's kernel has.
+//!
+//! Pure. "The peer's kernel acknowledged", never "the peer read".
+
+use std::collections::VecDeque;
+
+use hashbrown::HashMap;
+
+use crate::event::{Mono, SocketId};
+use crate::rooms::model::Connection;
+use crate::rooms::peers::{EndpointId, NONE, PairId, SessionId};
+use crate::sglang::message::{Backend, Kind, Releases};
+
+/// Messages of one connection whose acknowledgement is awaited: a libzmq queue holds 1000 before it blocks.
+const MAX_AWAITED: usize = 1024;
+
+/// The same for a connection of which no acknowledgement was ever read.
+const MAX_AWAITED_BLIND: usize = 64;
+
+/// A sent message that its peer has not acknowledged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Awaited {
+    /// Unwrapped sequence number behind it.
+    pub(crate) end: u64,
+    /// When it was sent.
+    pub(crate) at: Mono,
+    pub(crate) slot: u32,
+    pub(crate) generation: u32,
+    pub(crate) kind: Kind,
+    /// The link of the room that it belongs to.
+    pub(crate) link: u16,
+}
+
+/// One end of one connection.
+#[derive(Debug)]
+pub(crate) struct Known {
+    pub(crate) connection: Connection,
+    pub(crate) first_seen: Mono,
+    /// The listening side.
+    pub(crate) target: EndpointId,
+    /// The connecting side's rank, once a message named it.
+    pub(crate) origin: EndpointId,
+    /// Session of the decode rank that sends on it.
+    pub(crate) session: SessionId,
+    /// Pair of `target` and `session`.
+    pub(crate) pair: PairId,
+    pub(crate) backend: Option<Backend>,
+    pub(crate) releases: Option<Releases>,
+    pub(crate) live: bool,
+    /// An ABORT with a generation was seen: one without means that no METADATA was sent.
+    pub(crate) generations: bool,
+    /// Unwrapped `snd_una` and when it was read.
+    pub(crate) una: Option<(u64, Mono)>,
+    /// Last unwrapped sequence number, what others are unwrapped against.
+    reference: Option<u64>,
+    awaited: VecDeque<Awaited>,
+}
+
+impl Known {
+    /// Unwraps a 32-bit sequence number: the nearest to the last one.
+    pub(crate) fn unwrap(&mut self, seq: u32) -> u64 {
+        let reference = *self.reference.get_or_insert((1 << 32) | u64::from(seq));
+        #[allow(
+            clippy::cast_possible_truncation,
+            clippy::cast_possible_wrap,
+            reason = "difference modulo 2^32"
+        )]
+        let delta = seq.wrapping_sub(reference as u32) as i32;
+        let value = reference.saturating_add_signed(i64::from(delta));
+        self.reference = Some(reference.max(value));
+        value
+    }
+
+    /// Remembers a sent message. Returns whether the oldest had to be forgotten.
+    pub(crate) fn await_ack(&mut self, awaited: Awaited) -> bool {
+        let limit = if self.una.is_some() { MAX_AWAITED } else { MAX_AWAITED_BLIND };
+        let full = self.awaited.len() >= limit;
+        if full {
+            self.awaited.pop_front();
+        }
+        self.awaited.push_back(awaited);
+        full && self.una.is_some()
+    }
+
+    /// Takes what is acknowledged by `una`.
+    pub(crate) fn acknowledge(&mut self, una: u32, at: Mono, acked: &mut Vec<Awaited>) {
+        let una = self.unwrap(una);
+        let newest = self.una.map_or(una, |(old, _)| old.max(una));
+        self.una = Some((newest, at));
+        while let Some(a) = self.awaited.front().copied().filter(|a| a.end <= newest) {
+            self.awaited.pop_front();
+            acked.push(a);
+        }
+    }
+
+    /// Takes all that was never acknowledged.
+    pub(crate) fn unacknowledged(&mut self) -> VecDeque<Awaited> {
+        std::mem::take(&mut self.awaited)
+    }
+}
+
+/// All connections that carried something of interest.
+#[derive(Debug)]
+pub(crate) struct Connections {
+    by_socket: HashMap<SocketId, Known>,
+    max: usize,
+}
+
+impl Connections {
+    pub(crate) fn new(max: usize) -> Self {
+        Self { by_socket: HashMap::new(), max }
+    }
+
+    pub(crate) fn get(&self, socket: SocketId) -> Option<&Known> {
+        self.by_socket.get(&socket)
+    }
+
+    pub(crate) fn get_mut(&mut self, socket: SocketId) -> Option<&mut Known> {
+        self.by_socket.get_mut(&socket)
+    }
+
+    /// Follows a connection from now on; `None` when there is no space.
+    pub(crate) fn insert(
+        &mut self,
+        connection: &Connection,
+        target: EndpointId,
+        at: Mono,
+    ) -> Option<&mut Known> {
+        if self.by_socket.len() >= self.max {
+            return None;
+        }
+        Some(self.by_socket.entry(connection.socket).or_insert_with(|| Known {
+            connection: *connection,
+            first_seen: at,
+            target,
+            origin: NONE,
+            session: NONE,
+            pair: NONE,
+            backend: None,
+            releases: None,
+            live: true,
+            generations: false,
+            una: None,
+            reference: None,
+            awaited: VecDeque::new(),
+        }))
+    }
+
+    pub(crate) fn remove(&mut self, socket: SocketId) -> Option<Known> {
+        self.by_socket.remove(&socket)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.by_socket.len()
+    }
+}

@@ -1,0 +1,294 @@
+//! Collects the facts that a verdict rests on, for one room as one role's view has it.
+//!
+//! Pure; reads the table, changes nothing. Runs when a room is overdue or shown, never per message.
+
+use crate::event::Mono;
+use crate::rooms::estimate::Threshold;
+use crate::rooms::model::{Completeness, Outcome, Phase, Role};
+use crate::rooms::peers::{EndpointId, NONE, SessionId};
+use crate::rooms::room::{Delivery, Link, Progress, Room};
+use crate::rooms::table::RoomTable;
+use crate::sglang::message::KvPoll;
+use crate::verdict::facts::{AbortFact, Dummies, Facts, ForeignFact, LostFact, Others, Sent};
+use crate::verdict::judge::success_on_wire;
+use crate::verdict::model::Party;
+
+/// Missing decode ranks named at most.
+const MAX_MISSING: usize = 8;
+
+impl RoomTable {
+    /// Facts of one view; `None` where the view is over and nothing is owed in it.
+    pub(crate) fn facts(&self, room: &Room, role: Role, view: Progress, now: Mono) -> Option<Facts> {
+        let (phase, since) = self.phase_of(room, role, view)?;
+        let subject = subject(room, role, phase);
+        let (prefill, decode) = subject.map_or(room.home, |l| (l.prefill, l.decode));
+        let session = subject.map_or(NONE, |l| l.session);
+        let Threshold { nanos, samples } = self.threshold(subject, phase);
+        let missing = self.missing(room, role, prefill, session);
+        let (told, untold) = self.told(room, role);
+        let rank = self.peers.prefill(prefill);
+        Some(Facts {
+            room: room.room,
+            now,
+            opened_at: room.opened_at,
+            role,
+            has_prefill: room.has_prefill,
+            has_decode: room.has_decode,
+            limits: self.config.limits(),
+            phase,
+            since,
+            threshold: nanos,
+            samples,
+            backend: room.backend,
+            releases: room.releases,
+            completeness: self.completeness(room, phase),
+            dummies: dummies(room, role, subject),
+            observable: success_on_wire(room.backend, room.releases) || rank.is_some_and(|p| p.says_success),
+            got: view.got,
+            required: view.required,
+            metadata_at: room.links.iter().map(Link::asked_at).filter(|at| *at != Mono(0)).max(),
+            pages: subject.map_or(0, |l| u64::from(l.pages)),
+            bootstrap_at: room.bootstrap_at,
+            computed_at: room.computed_at,
+            abort: room.abort.map(|a| AbortFact {
+                at: a.at,
+                generation: a.generation,
+                before_metadata: a.before_metadata,
+                acknowledged: a.acknowledged,
+            }),
+            duplicate: room.links.iter().find_map(|l| l.duplicate),
+            failed_inside: room.failed_inside,
+            staging_wait: room.staging_wait,
+            prefill: self.party(Role::Prefill, prefill, room.has_prefill),
+            decode: self.party(Role::Decode, decode, room.has_decode),
+            session: self.peers.session_name(session).unwrap_or_default().to_owned(),
+            missing,
+            told,
+            untold,
+            ambiguous: self.ambiguous(room),
+            others: self.others(subject, prefill),
+            foreign: self.peers.get(prefill).and_then(|e| e.foreign).map(|x| ForeignFact {
+                at: x.at,
+                peer: x.peer,
+                frames: x.frames,
+            }),
+            metadata_sent: subject.map_or(Sent::Unknown, |l| self.metadata_sent(l)),
+            status_sent: room
+                .links
+                .iter()
+                .map(|l| self.status_sent(l))
+                .max_by_key(gravity)
+                .unwrap_or_default(),
+            refused: self.peers.get(decode).and_then(|e| e.refused),
+            decode_reached: self.peers.get(decode).is_some_and(|e| e.reached),
+            prefill_lost: self.lost(prefill),
+            decode_lost: self.lost(decode),
+            pinned_since: room.judgement.as_ref().filter(|j| j.class.pins()).map(|j| j.since),
+        })
+    }
+
+    /// Phase of a view for judging. A view that is over can still owe its peer a message.
+    fn phase_of(&self, room: &Room, role: Role, view: Progress) -> Option<(Phase, Mono)> {
+        if view.terminal.is_none() {
+            // Decode waits although prefill, on this host too, has told all: nothing queues any more.
+            if role == Role::Decode && view.phase == Phase::Transfer && room.has_prefill {
+                let prefill = room.progress(Role::Prefill);
+                if prefill.terminal == Some(Outcome::Success) {
+                    return Some((Phase::Conclude, prefill.since));
+                }
+            }
+            return Some((view.phase, view.since));
+        }
+        match role {
+            // All told, not yet acknowledged.
+            Role::Prefill if view.terminal == Some(Outcome::Success) && !room.has_decode => {
+                Some((Phase::Conclude, view.since))
+            }
+            Role::Decode if !room.has_prefill => room.abort.map(|a| (Phase::Abort, a.at)),
+            _ => None,
+        }
+    }
+
+    fn threshold(&self, subject: Option<&Link>, phase: Phase) -> Threshold {
+        let rule = self.config.rule();
+        let pair = subject.and_then(|l| self.peers.pair_of(l.pair));
+        let pages = subject.map_or(0, |l| u64::from(l.pages));
+        match pair {
+            Some(p) => p.durations.threshold(phase, pages, rule),
+            None => Threshold { nanos: rule.floor, samples: 0 },
+        }
+    }
+
+    fn completeness(&self, room: &Room, phase: Phase) -> Completeness {
+        if room.completeness == Completeness::Full {
+            if self.is_lossy(room) {
+                return Completeness::Lossy;
+            }
+            if room.maybe_older && phase == Phase::Bootstrap {
+                return Completeness::Preexisting;
+            }
+        }
+        room.completeness
+    }
+
+    pub(crate) fn party(&self, role: Role, id: EndpointId, here: bool) -> Party {
+        let e = self.peers.get(id);
+        Party {
+            role: Some(role),
+            rank: e.and_then(|e| e.rank),
+            endpoint: e.map(|e| e.address),
+            task: e.and_then(|e| e.task).filter(|_| here),
+            local: e.map(|_| here),
+        }
+    }
+
+    /// Decode ranks of the same engine that registered at this prefill rank and have not sent METADATA.
+    fn missing(&self, room: &Room, role: Role, prefill: EndpointId, session: SessionId) -> Vec<Party> {
+        let sent: Vec<SessionId> =
+            room.links.iter().filter(|l| l.prefill == prefill).map(|l| l.session).collect();
+        let required = room.required_at(prefill);
+        let Some(rank) = self.peers.prefill(prefill) else { return Vec::new() };
+        if sent.is_empty() || u32::try_from(sent.len()).is_ok_and(|n| n >= required) {
+            return Vec::new();
+        }
+        let of = |s: SessionId| rank.registered.iter().find(|r| r.session == s);
+        let Some(asker) = of(session) else { return Vec::new() };
+        let ip = |id: EndpointId| self.peers.address(id).map(|a| a.ip());
+        let ranks: Vec<_> = sent.iter().filter_map(|s| of(*s)).map(|r| r.tp_rank).collect();
+        let candidates = rank
+            .registered
+            .iter()
+            .filter(|r| !sent.contains(&r.session) && r.tp_size == asker.tp_size)
+            .filter(|r| r.tp_rank.is_none() || !ranks.contains(&r.tp_rank));
+        let same_host: Vec<_> = candidates.clone().filter(|r| ip(r.decode) == ip(asker.decode)).collect();
+        let chosen: Vec<_> = if same_host.is_empty() { candidates.collect() } else { same_host };
+        // Newest first: an engine that restarted has registered again.
+        let here = role == Role::Decode || room.has_decode;
+        chosen
+            .into_iter()
+            .rev()
+            .take(MAX_MISSING)
+            .map(|r| Party { rank: r.tp_rank, ..self.party(Role::Decode, r.decode, here) })
+            .collect()
+    }
+
+    /// Ranks that have said how it ended, and those that have not.
+    fn told(&self, room: &Room, role: Role) -> (Vec<(Party, KvPoll)>, Vec<Party>) {
+        let (mut told, mut untold) = (Vec::new(), Vec::new());
+        let ambiguous = room.links.iter().any(|l| l.guessed);
+        for l in room.links.iter().filter(|l| l.owes()) {
+            let mut party = self.party(Role::Prefill, l.prefill, room.has_prefill);
+            party.rank = l.rank.or(party.rank);
+            if ambiguous {
+                (party.endpoint, party.task, party.rank) = (None, None, l.rank);
+            }
+            // On one host what prefill sent counts; decode may just not have read it.
+            match if role == Role::Decode { l.heard.or(l.told) } else { l.told } {
+                Some(t) => told.push((party, t.status)),
+                None => untold.push(party),
+            }
+        }
+        (told, untold)
+    }
+
+    /// Prefill ranks of which it cannot be told which one said what.
+    fn ambiguous(&self, room: &Room) -> Vec<std::net::SocketAddr> {
+        if !room.links.iter().any(|l| l.guessed) {
+            return Vec::new();
+        }
+        room.links.iter().filter(|l| l.owes()).filter_map(|l| self.peers.address(l.prefill)).collect()
+    }
+
+    fn others(&self, subject: Option<&Link>, prefill: EndpointId) -> Others {
+        let mut o = Others::default();
+        let rank = self.peers.prefill(prefill);
+        if let Some(p) = rank {
+            o.last_answer = p.answers.last;
+            o.silent_at_rank = p.answers.silent();
+        }
+        let Some(l) = subject else { return o };
+        let asked = l.asked_at();
+        if let Some(p) = self.peers.pair_of(l.pair) {
+            o.overtaken = p.answers.recent.overtook(asked, l.pages);
+            o.drained = p.answers.recent.drained(asked);
+            o.session_answers = p.answers.answered > l.numbers.1;
+            o.silent_in_session = p.answers.silent();
+        }
+        if let Some(p) = rank {
+            o.overtaken_at_rank = p.answers.recent.overtook(asked, 0);
+            o.drained_at_rank = p.answers.recent.drained(asked);
+            o.rank_answers =
+                p.answers.answered > l.numbers.0 || p.acknowledged_abort.is_some_and(|at| at >= asked);
+        }
+        o
+    }
+
+    fn metadata_sent(&self, l: &Link) -> Sent {
+        let Some(sent) = l.sent else { return Sent::Unknown };
+        self.sent(l.metadata_delivery, sent, l.metadata_on)
+    }
+
+    fn status_sent(&self, l: &Link) -> Sent {
+        match l.told {
+            Some(t) if l.heard.is_none() => self.sent(l.status_delivery, t.at, l.status_on),
+            _ => Sent::Unknown,
+        }
+    }
+
+    fn sent(&self, delivery: Delivery, sent: Mono, on: Option<crate::event::SocketId>) -> Sent {
+        match delivery {
+            Delivery::Acknowledged => Sent::Acknowledged(sent),
+            Delivery::Lost { at, error } => Sent::Lost { sent, at, error },
+            Delivery::Unknown => {
+                let una = on.and_then(|s| self.connections.get(s)).and_then(|k| k.una);
+                if una.is_some_and(|(_, read)| read > sent) { Sent::Waiting(sent) } else { Sent::Unknown }
+            }
+        }
+    }
+
+    fn lost(&self, id: EndpointId) -> Option<LostFact> {
+        let e = self.peers.get(id)?;
+        let gone = e.lost.map(|at| LostFact { at, listener: false });
+        e.listener_closed.map(|at| LostFact { at, listener: true }).or(gone)
+    }
+}
+
+/// The link that a view hangs on: the first that is not concluded, else the first.
+fn subject(room: &Room, role: Role, phase: Phase) -> Option<&Link> {
+    let open = |l: &&Link| match role {
+        Role::Prefill => l.received.is_some() && l.told.is_none(),
+        Role::Decode => l.sent.is_some() && l.heard.is_none(),
+    };
+    let incomplete = |l: &&Link| {
+        phase == Phase::Bootstrap
+            && l.received.is_some()
+            && room.sessions_at(l.prefill) != room.required_at(l.prefill)
+    };
+    room.links
+        .iter()
+        .find(incomplete)
+        .or_else(|| room.links.iter().find(|l| open(l) && l.owes()))
+        .or_else(|| room.links.iter().find(open))
+        .or_else(|| room.links.first())
+}
+
+fn dummies(room: &Room, role: Role, subject: Option<&Link>) -> Dummies {
+    let mut here = room.links.iter().filter(|l| match role {
+        Role::Prefill => l.received.is_some(),
+        Role::Decode => l.sent.is_some(),
+    });
+    if here.clone().next().is_some() && here.all(|l| !l.owes()) {
+        return Dummies::All;
+    }
+    if subject.is_some_and(|l| l.dummy.is_none()) { Dummies::Unknown } else { Dummies::Some }
+}
+
+/// The worst that became of a message.
+const fn gravity(sent: &Sent) -> u8 {
+    match sent {
+        Sent::Unknown => 0,
+        Sent::Acknowledged(_) => 1,
+        Sent::Waiting(_) => 2,
+        Sent::Lost { .. } => 3,
+    }
+}

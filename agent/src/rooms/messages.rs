@@ -1,0 +1,777 @@
+//! Reads messages into rooms.
+//!
+//! Pure. Whoever sends, connects (PUSH → PULL): so the address that a message went to is the endpoint of the
+//! rank that it is for, and direction and kind give the role of this host's end.
+
+use std::net::SocketAddr;
+
+use crate::event::{Direction, Mono};
+use crate::rooms::connections::Awaited;
+use crate::rooms::model::{Completeness, Connection, Event, Outcome, Role};
+use crate::rooms::peers::{Concluded, EndpointId, NONE, PairId, SessionId};
+use crate::rooms::room::{Abort, Delivery, Link, MAX_LINKS, Mark, Room, Told};
+use crate::rooms::table::RoomTable;
+use crate::sglang::message::{
+    AbortAck, Backend, Decoded, Endpoint, Flow, Kind, KvPoll, Message, Metadata, PpState, Register, Releases,
+    RoomFrom, Status,
+};
+use crate::verdict::judge::{AbortEffect, abort_effect, success_on_wire};
+
+/// METADATA this soon after an ABORT is of the same life: the threads of one decode rank raced.
+const RACE: u64 = crate::event::SECOND;
+
+/// One message with where it was seen.
+#[derive(Clone, Copy)]
+pub(crate) struct Seen<'a> {
+    at: Mono,
+    connection: &'a Connection,
+    direction: Direction,
+    end: u32,
+    /// Endpoint that it is for.
+    target: EndpointId,
+    /// Role of this host's end.
+    role: Role,
+    kind: Kind,
+    backend: Backend,
+    releases: Releases,
+}
+
+/// Role of the end that a message was seen at.
+const fn role_of(flow: Flow, direction: Direction) -> Role {
+    match (flow, direction) {
+        (Flow::DecodeToPrefill, Direction::Sent) | (Flow::PrefillToDecode, Direction::Received) => {
+            Role::Decode
+        }
+        _ => Role::Prefill,
+    }
+}
+
+/// Releases that fit both; the newer word where none does (ranks of different releases).
+fn both(old: Option<Releases>, new: Releases) -> Releases {
+    let Some(old) = old else { return new };
+    let fit = Releases { min: old.min.max(new.min), max: old.max.min(new.max) };
+    if fit.min <= fit.max { fit } else { new }
+}
+
+impl RoomTable {
+    pub(crate) fn message(
+        &mut self,
+        at: Mono,
+        connection: &Connection,
+        direction: Direction,
+        end: u32,
+        decoded: &Decoded<'_>,
+        out: &mut Vec<Event>,
+    ) {
+        let kind = decoded.message.kind();
+        let role = role_of(kind.flow(), direction);
+        let target = self.target(connection, direction, at);
+        let (backend, releases) = (decoded.backend, decoded.releases);
+        let seen = Seen { at, connection, direction, end, target, role, kind, backend, releases };
+        if backend != Backend::Shared
+            && let Some(k) = self.connections.get_mut(connection.socket)
+        {
+            k.backend = Some(backend);
+            k.releases = Some(both(k.releases, releases));
+        }
+        match &decoded.message {
+            Message::Register(m) => self.register(seen, m),
+            Message::Metadata(m) => self.metadata(seen, m, out),
+            Message::Abort(m) => self.abort(seen, *m, out),
+            Message::Bootstrap(m) => self.bootstrap(seen, *m, out),
+            Message::Status(m) => self.status(seen, m, out),
+            Message::AbortAck(m) => self.abort_ack(seen, *m, out),
+            Message::PpState(m) => self.pp_state(seen, *m, out),
+            Message::StagingReq(m) => self.staging(seen, m.room, true, out),
+            Message::StagingRsp(m) => self.staging(seen, m.room, false, out),
+            Message::AuxData(m) => self.passing(seen, m.room, out),
+            Message::ChunkReady(m) => self.passing(seen, m.room, out),
+            Message::Watermark(_) => {}
+        }
+    }
+
+    /// The endpoint that a message went to; the connection is followed from now on.
+    fn target(&mut self, c: &Connection, direction: Direction, at: Mono) -> EndpointId {
+        if let Some(k) = self.connections.get_mut(c.socket) {
+            if k.connection.task.is_none() && c.task.is_some() {
+                k.connection.task = c.task;
+                let owner = if direction == Direction::Sent { k.origin } else { k.target };
+                if let Some(e) = self.peers.get_mut(owner) {
+                    e.task = c.task;
+                }
+            }
+            return k.target;
+        }
+        let address = match direction {
+            Direction::Sent => c.addresses.peer,
+            Direction::Received => c.addresses.local,
+        };
+        let target = self.peers.endpoint(address, c.netns, &mut self.tally.turned_away);
+        self.follow(c, target, at);
+        if let Some(e) = self.peers.get_mut(target) {
+            e.reached = true;
+            e.refused = None;
+            if direction == Direction::Received {
+                e.task = c.task.or(e.task);
+            }
+        }
+        target
+    }
+
+    /// Follows a connection from now on.
+    pub(crate) fn follow(&mut self, c: &Connection, target: EndpointId, at: Mono) {
+        if self.connections.insert(c, target, at).is_some() {
+            self.peers.opened(target);
+        } else {
+            self.tally.turned_away.connections += 1;
+        }
+    }
+
+    /// Names the rank at the connecting side of a connection.
+    fn set_origin(&mut self, seen: &Seen<'_>, origin: EndpointId, session: SessionId, pair: PairId) {
+        let Some(k) = self.connections.get_mut(seen.connection.socket) else { return };
+        k.session = session;
+        k.pair = pair;
+        if k.origin == origin || origin == NONE {
+            return;
+        }
+        let (old, live) = (std::mem::replace(&mut k.origin, origin), k.live);
+        if live {
+            self.peers.opened(origin);
+            if old != NONE {
+                self.peers.went(old, seen.at);
+            }
+        }
+        if seen.direction == Direction::Sent
+            && let Some(e) = self.peers.get_mut(origin)
+        {
+            e.task = seen.connection.task.or(e.task);
+        }
+    }
+
+    /// The decode rank that a message names.
+    fn decode_endpoint(&mut self, seen: &Seen<'_>, ip: Option<std::net::IpAddr>, port: u16) -> EndpointId {
+        // A host name instead of an address: the connection knows it.
+        let ip = ip.unwrap_or_else(|| match seen.direction {
+            Direction::Sent => seen.connection.addresses.local.ip(),
+            Direction::Received => seen.connection.addresses.peer.ip(),
+        });
+        let address = SocketAddr::new(ip.to_canonical(), port);
+        if let Some(k) = self.connections.get(seen.connection.socket)
+            && self.peers.address(k.origin) == Some(address)
+        {
+            return k.origin;
+        }
+        self.peers.endpoint(address, seen.connection.netns, &mut self.tally.turned_away)
+    }
+
+    fn session_id(&mut self, seen: &Seen<'_>, name: &str, decode: EndpointId) -> SessionId {
+        if let Some(k) = self.connections.get(seen.connection.socket)
+            && self.peers.session_name(k.session) == Some(name)
+        {
+            return k.session;
+        }
+        if name.is_empty() {
+            // NIXL up to 0.4.6.post5 has no session in METADATA: the endpoint stands for it.
+            let name = self.peers.address(decode).map(|a| a.to_string()).unwrap_or_default();
+            return self.peers.session(&name, &mut self.tally.turned_away);
+        }
+        self.peers.session(name, &mut self.tally.turned_away)
+    }
+
+    fn register(&mut self, seen: Seen<'_>, m: &Register<'_>) {
+        let decode = self.decode_endpoint(&seen, m.decode.ip, m.decode.port);
+        let session = self.session_id(&seen, m.session, decode);
+        let pair = self.peers.pair(seen.target, decode, session, &mut self.tally.turned_away);
+        self.peers.register(seen.target, decode, session, m, &mut self.tally.turned_away);
+        self.set_origin(&seen, decode, session, pair);
+    }
+
+    fn metadata(&mut self, seen: Seen<'_>, m: &Metadata<'_>, out: &mut Vec<Event>) {
+        let decode = match m.decode {
+            Some(Endpoint { ip, port, .. }) => self.decode_endpoint(&seen, ip, port),
+            None => self.connections.get(seen.connection.socket).map_or(NONE, |k| k.origin),
+        };
+        let session = self.session_id(&seen, m.session, decode);
+        let pair = match self.connections.get(seen.connection.socket) {
+            Some(k) if k.session == session && k.pair != NONE => k.pair,
+            _ => self.peers.pair(seen.target, decode, session, &mut self.tally.turned_away),
+        };
+        self.set_origin(&seen, decode, session, pair);
+        let Some(slot) = self.room_for_metadata(&seen, m, decode, session, out) else { return };
+        let numbers = self.numbers_for(slot, &seen, m, decode, session, pair);
+        let older = self.maybe_older(&seen, 60 * crate::event::SECOND);
+        let backend = self.learn_backend(&seen, pair);
+        let Some(room) = self.rooms.get_mut(slot) else { return };
+        (room.backend, room.releases) = backend;
+        room.maybe_older |= older && m.required.is_some_and(|r| r > 1);
+        let link = match room.links.iter().position(|l| same(l, seen.target, decode, session)) {
+            Some(i) => i,
+            None if room.links.len() >= MAX_LINKS => {
+                self.tally.turned_away.links += 1;
+                room.completeness = Completeness::Partial;
+                return;
+            }
+            None => {
+                room.links.push(new_link(&seen, m, decode, session, pair, numbers));
+                room.links.len() - 1
+            }
+        };
+        if let Some(l) = room.links.get_mut(link) {
+            let place = if seen.role == Role::Decode { &mut l.sent } else { &mut l.received };
+            if place.is_some() && l.aux != m.aux_index {
+                l.duplicate.get_or_insert(seen.at);
+            }
+            place.get_or_insert(seen.at);
+            l.dummy = l.dummy.or(m.dummy);
+            if seen.direction == Direction::Sent {
+                l.metadata_on = Some(seen.connection.socket);
+            }
+        }
+        self.mark(slot, &seen, decode, link, None, None, Some((m.pages, m.dummy)));
+        self.settle(slot, seen.at, out);
+    }
+
+    /// Numbers of the question, if it is a new one (not the other end of one already seen, and no dummy).
+    fn numbers_for(
+        &mut self,
+        slot: u32,
+        seen: &Seen<'_>,
+        m: &Metadata<'_>,
+        decode: EndpointId,
+        session: SessionId,
+        pair: PairId,
+    ) -> (u32, u32) {
+        let known = |r: &Room| r.links.iter().any(|l| same(l, seen.target, decode, session));
+        if m.dummy == Some(true) || self.rooms.get(slot).is_some_and(known) {
+            return (0, 0);
+        }
+        // Several sessions of one room are one room to the rank.
+        let before = self.rooms.get(slot).map_or(&[][..], |r| &r.links);
+        let at_rank = before.iter().find(|l| l.prefill == seen.target && l.numbers.0 != 0);
+        let at_rank = at_rank.map(|l| l.numbers.0);
+        self.peers.asked(seen.target, pair, at_rank)
+    }
+
+    /// Backend and releases of a room, from the connection and the message.
+    fn learn_backend(&mut self, seen: &Seen<'_>, pair: PairId) -> (Option<Backend>, Option<Releases>) {
+        let k = self.connections.get(seen.connection.socket);
+        let mut known = (k.and_then(|k| k.backend), k.and_then(|k| k.releases));
+        if seen.backend != Backend::Shared {
+            known = (Some(seen.backend), Some(both(known.1, seen.releases)));
+        }
+        if let Some(p) = self.peers.pair_mut(pair) {
+            (p.backend, p.releases) = known;
+        }
+        known
+    }
+
+    /// The open room that a METADATA belongs to, a new one, or `None` when it is late or finds no space.
+    fn room_for_metadata(
+        &mut self,
+        seen: &Seen<'_>,
+        m: &Metadata<'_>,
+        decode: EndpointId,
+        session: SessionId,
+        out: &mut Vec<Event>,
+    ) -> Option<u32> {
+        let home = (seen.target, decode);
+        if let Some(slot) = self.by_room.get(&m.room).copied() {
+            let room = self.rooms.get(slot)?;
+            if !self.begins_another_life(room, seen, m, decode, session) {
+                return Some(slot);
+            }
+            let outcome = ended(room);
+            self.close_room(slot, outcome, seen.at, out);
+            return self.open_room(m.room, self.next_life(m.room), seen.at, home, out);
+        }
+        if self.tombs.get(m.room).is_some() && self.is_late(seen, m, decode, session) {
+            self.tally.turned_away.late += 1;
+            return None;
+        }
+        self.open_room(m.room, self.next_life(m.room), seen.at, home, out)
+    }
+
+    /// Whether a METADATA for an open room means that the room ended unseen and its number is used again.
+    fn begins_another_life(
+        &self,
+        room: &Room,
+        seen: &Seen<'_>,
+        m: &Metadata<'_>,
+        decode: EndpointId,
+        session: SessionId,
+    ) -> bool {
+        if let Some(a) = room.abort
+            && seen.at.since(a.at) > RACE
+        {
+            return true;
+        }
+        let Some(link) = room.links.iter().find(|l| same(l, seen.target, decode, session)) else {
+            return false;
+        };
+        let again = match seen.role {
+            Role::Decode => link.sent,
+            Role::Prefill => link.received,
+        };
+        let Some(before) = again else { return false };
+        let unseen = !success_on_wire(room.backend, room.releases)
+            || self.peers.lossy_since(seen.target, decode, room.opened_at);
+        unseen && (link.aux != m.aux_index || seen.at.since(before) > RACE)
+    }
+
+    /// Whether a METADATA for a number whose room has closed belongs to that room: the other end of one
+    /// already seen, or of another rank of a room that failed meanwhile.
+    fn is_late(&self, seen: &Seen<'_>, m: &Metadata<'_>, decode: EndpointId, session: SessionId) -> bool {
+        let Some(room) = self.closed.iter().rev().find(|r| r.room == m.room) else { return false };
+        let Some((closed_at, outcome)) = room.closed else { return false };
+        match room.links.iter().find(|l| same(l, seen.target, decode, session)) {
+            Some(l) => {
+                let seen_here = if seen.role == Role::Decode { l.sent } else { l.received };
+                seen_here.is_none() && l.aux == m.aux_index && seen.at.since(closed_at) < RACE
+            }
+            None => outcome == Outcome::Failed && seen.at.since(closed_at) < self.config.floor,
+        }
+    }
+
+    /// Whether a room met on this connection may have begun before the agent looked.
+    fn maybe_older(&self, seen: &Seen<'_>, reach: u64) -> bool {
+        seen.connection.preexisting
+            && self
+                .connections
+                .get(seen.connection.socket)
+                .is_none_or(|k| seen.at.since(k.first_seen) < reach)
+    }
+
+    fn abort(&mut self, seen: Seen<'_>, m: RoomFrom, out: &mut Vec<Event>) {
+        let decode = self.decode_endpoint(&seen, m.ip, m.port);
+        let known = self.connections.get_mut(seen.connection.socket);
+        let generations = known.is_some_and(|k| {
+            k.generations |= m.generation.is_some();
+            k.generations
+        });
+        let slot = if let Some(slot) = self.by_room.get(&m.room) {
+            *slot
+        } else if self.is_late_for(m.room, seen.at) {
+            self.tally.turned_away.late += 1;
+            return;
+        } else {
+            let Some(completeness) = self.abort_without_room(&seen, &m, decode, generations) else {
+                self.tally.turned_away.orphans += 1;
+                return;
+            };
+            let life = self.next_life(m.room);
+            let Some(slot) = self.open_room(m.room, life, seen.at, (seen.target, decode), out) else { return };
+            if let Some(room) = self.rooms.get_mut(slot) {
+                room.completeness = completeness;
+            }
+            slot
+        };
+        let (backend, releases) = self.learn_backend(&seen, NONE);
+        let Some(room) = self.rooms.get_mut(slot) else { return };
+        if room.backend.is_none() {
+            (room.backend, room.releases) = (backend, releases);
+        }
+        let dropped = abort_effect(room.backend, room.releases) == AbortEffect::Dropped;
+        let before_metadata = room.links.is_empty();
+        let abort = room.abort.get_or_insert(Abort {
+            at: seen.at,
+            generation: false,
+            before_metadata,
+            acknowledged: None,
+            sent: false,
+            received: false,
+        });
+        abort.generation |= m.generation.is_some();
+        match seen.role {
+            Role::Decode => abort.sent = true,
+            // Mori 0.5.13–0.5.18 drops it as malformed: nothing changes at prefill.
+            Role::Prefill => abort.received |= !dropped,
+        }
+        let link = self.link_of(slot, seen.target, decode);
+        self.mark(slot, &seen, decode, link, None, None, None);
+        self.settle(slot, seen.at, out);
+    }
+
+    /// How much is known of a room whose first sight is an ABORT; `None` if it is none of ours.
+    fn abort_without_room(
+        &self,
+        seen: &Seen<'_>,
+        m: &RoomFrom,
+        decode: EndpointId,
+        generations: bool,
+    ) -> Option<Completeness> {
+        let reach = self.config.reach();
+        let recent = |at: Option<Mono>| at.is_some_and(|at| seen.at.since(at) < reach);
+        let older = self.maybe_older(seen, reach);
+        if self.peers.lossy_since(seen.target, decode, Mono(seen.at.0.saturating_sub(reach))) {
+            return Some(Completeness::Lossy);
+        }
+        if m.generation.is_some() {
+            // METADATA went before it: either before the agent looked, or the room is forgotten.
+            return if older { Some(Completeness::Preexisting) } else { None };
+        }
+        if older && !generations {
+            return Some(Completeness::Preexisting);
+        }
+        if recent(self.turned_away_at) { Some(Completeness::Partial) } else { Some(Completeness::Full) }
+    }
+
+    fn bootstrap(&mut self, seen: Seen<'_>, m: RoomFrom, out: &mut Vec<Event>) {
+        let decode = self.decode_endpoint(&seen, m.ip, m.port);
+        if let Some(p) = self.peers.prefill_mut(seen.target) {
+            p.prefill_complete = true;
+        }
+        let home = (seen.target, decode);
+        let slot = match (self.by_room.get(&m.room).copied(), self.tombs.get(m.room)) {
+            (Some(slot), _) => Some(slot),
+            (None, Some(tomb)) if seen.at.since(tomb.closed_at) < RACE => {
+                self.tally.turned_away.late += 1;
+                None
+            }
+            (None, tomb) => self.open_room(m.room, tomb.map_or(0, |t| t.incarnation + 1), seen.at, home, out),
+        };
+        let Some(slot) = slot else { return };
+        let (backend, releases) = self.learn_backend(&seen, NONE);
+        if let Some(room) = self.rooms.get_mut(slot) {
+            room.bootstrap_at.get_or_insert(seen.at);
+            // Only mooncake has this policy (SGLang 0.5.22, `mooncake/conn.py`).
+            room.backend = room.backend.or(backend).or(Some(Backend::Mooncake));
+            room.releases = room.releases.or(releases).or(Some(seen.releases));
+        }
+        let link = self.link_of(slot, seen.target, decode);
+        self.mark(slot, &seen, decode, link, None, None, None);
+        self.settle(slot, seen.at, out);
+    }
+
+    fn status(&mut self, seen: Seen<'_>, m: &Status<'_>, out: &mut Vec<Event>) {
+        let Some(slot) = self.room_for_status(&seen, m, out) else { return };
+        let origin = self.connections.get(seen.connection.socket).map_or(NONE, |k| k.origin);
+        if !m.status.is_terminal() {
+            if let Some(room) = self.rooms.get_mut(slot) {
+                room.computed_at.get_or_insert(seen.at);
+            }
+            let link = self.link_of(slot, origin, seen.target);
+            self.mark(slot, &seen, origin, link, Some(m.status), m.prefill_rank, None);
+            self.settle(slot, seen.at, out);
+            return;
+        }
+        let Some(link) = self.match_status(slot, &seen, m, origin) else {
+            self.tally.turned_away.late += 1;
+            return;
+        };
+        let Some(room) = self.rooms.get_mut(slot) else { return };
+        let Some(l) = room.links.get_mut(link) else { return };
+        let first = l.told.is_none() && l.heard.is_none();
+        let sure = !l.guessed;
+        let told = Told { at: seen.at, status: m.status };
+        match seen.role {
+            Role::Prefill => {
+                l.told = Some(told);
+                l.status_on = Some(seen.connection.socket);
+            }
+            Role::Decode => l.heard = Some(told),
+        }
+        l.rank = l.rank.or(m.prefill_rank);
+        let (prefill, pair, numbers) = (l.prefill, l.pair, l.numbers);
+        let concluded = Concluded { metadata_at: l.asked_at(), pages: l.pages, at: seen.at };
+        if first {
+            self.peers.answered(prefill, pair, numbers, concluded);
+            self.learn_rank(&seen, prefill, m, sure);
+        }
+        if sure && origin != prefill {
+            let (session, pair) = (NONE, NONE);
+            self.set_origin(&seen, prefill, session, pair);
+        }
+        self.mark(slot, &seen, prefill, link, Some(m.status), m.prefill_rank, None);
+        self.settle(slot, seen.at, out);
+    }
+
+    fn learn_rank(&mut self, seen: &Seen<'_>, prefill: EndpointId, m: &Status<'_>, sure: bool) {
+        let Some(e) = self.peers.get_mut(prefill) else { return };
+        if sure {
+            e.rank = m.prefill_rank.or(e.rank);
+        }
+        if m.status == KvPoll::Success
+            && seen.backend == Backend::Nixl
+            && let Some(p) = e.prefill.as_deref_mut()
+        {
+            p.says_success = true;
+        }
+    }
+
+    /// The open room that a STATUS belongs to. One of a room that began before the agent looked opens (and
+    /// mostly closes) it; any other of an unknown room is none of ours.
+    fn room_for_status(&mut self, seen: &Seen<'_>, m: &Status<'_>, out: &mut Vec<Event>) -> Option<u32> {
+        if let Some(slot) = self.by_room.get(&m.room) {
+            return Some(*slot);
+        }
+        if self.is_late_for(m.room, seen.at) {
+            self.tally.turned_away.late += 1;
+            return None;
+        }
+        // The connection for STATUS is opened with the first one, so its age says nothing.
+        let young = self.started.is_none_or(|s| seen.at.since(s) < self.config.reach());
+        if !young && !self.maybe_older(seen, self.config.reach()) {
+            self.tally.turned_away.orphans += 1;
+            return None;
+        }
+        let life = self.next_life(m.room);
+        let slot = self.open_room(m.room, life, seen.at, (NONE, seen.target), out)?;
+        let (backend, releases) = self.learn_backend(seen, NONE);
+        let room = self.rooms.get_mut(slot)?;
+        room.completeness = Completeness::Preexisting;
+        (room.backend, room.releases) = (backend, releases);
+        Some(slot)
+    }
+
+    /// The link that a terminal STATUS is about; made if METADATA of a preexisting room was not seen.
+    fn match_status(
+        &mut self,
+        slot: u32,
+        seen: &Seen<'_>,
+        m: &Status<'_>,
+        origin: EndpointId,
+    ) -> Option<usize> {
+        let tgid = seen.connection.task.filter(|_| seen.direction == Direction::Sent).map(|t| t.tgid);
+        let from = match seen.direction {
+            Direction::Sent => seen.connection.addresses.local.ip(),
+            Direction::Received => seen.connection.addresses.peer.ip(),
+        };
+        let peers = &self.peers;
+        let room = self.rooms.get_mut(slot)?;
+        let unsaid = |l: &Link| match seen.role {
+            Role::Prefill => l.told.is_none(),
+            Role::Decode => l.heard.is_none(),
+        };
+        let here = |l: &Link| l.decode == seen.target && unsaid(l) && l.owes();
+        let fits = |l: &Link| here(l) && (l.rank.is_none() || l.rank == m.prefill_rank);
+        let of = |l: &Link| peers.get(l.prefill);
+        let by_rank = |l: &Link| here(l) && l.rank.is_some() && l.rank == m.prefill_rank;
+        let by_origin = |l: &Link| here(l) && l.prefill == origin && origin != NONE;
+        let by_process =
+            |l: &Link| here(l) && tgid.is_some() && of(l).and_then(|e| e.task).map(|t| t.tgid) == tgid;
+        let by_number = |l: &Link| fits(l) && m.prefill_rank.is_some() && of(l).and_then(|e| e.rank) == m.prefill_rank;
+        let by_host = |l: &Link| fits(l) && of(l).is_some_and(|e| e.address.ip() == from);
+        let links = &mut room.links;
+        let sure = links.iter().position(by_process).or_else(|| links.iter().position(by_origin));
+        let named = links.iter().position(by_rank);
+        if let (Some(s), Some(n)) = (sure, named)
+            && s != n
+            && links.get(n).is_some_and(|l| l.guessed)
+        {
+            unguess(links, s, n);
+            return Some(s);
+        }
+        if let Some(i) = named.or(sure).or_else(|| links.iter().position(by_number)) {
+            return Some(i);
+        }
+        let found = links.iter().position(by_host).or_else(|| links.iter().position(fits));
+        if let Some(i) = found {
+            let several = links.iter().filter(|l| fits(l)).count() > 1;
+            let one_host = links.iter().filter(|l| by_host(l)).count() != 1;
+            if let Some(l) = links.get_mut(i) {
+                l.guessed |= several && one_host;
+            }
+            return Some(i);
+        }
+        if room.links.iter().any(|l| l.decode == seen.target && l.owes()) {
+            return None;
+        }
+        // Decode named another address than the one it is reached at (address translation).
+        if let Some(i) = room.links.iter().position(|l| unsaid(l) && l.owes()) {
+            return Some(i);
+        }
+        let unknown = room.completeness != Completeness::Full && room.links.len() < MAX_LINKS;
+        unknown.then(|| {
+            room.links.push(Link {
+                decode: seen.target,
+                prefill: origin,
+                rank: m.prefill_rank,
+                ..Link::unasked()
+            });
+            room.links.len() - 1
+        })
+    }
+
+    fn abort_ack(&mut self, seen: Seen<'_>, m: AbortAck, out: &mut Vec<Event>) {
+        let Some(slot) = self.by_room.get(&m.room).copied() else {
+            self.count_stray(m.room, seen.at);
+            return;
+        };
+        let Some(room) = self.rooms.get_mut(slot) else { return };
+        let prefill = room.links.first().map_or(room.home.0, |l| l.prefill);
+        if let Some(a) = &mut room.abort {
+            a.acknowledged.get_or_insert(seen.at);
+            let asked = a.at;
+            if let Some(p) = self.peers.prefill_mut(prefill) {
+                p.acknowledged_abort = p.acknowledged_abort.max(Some(asked));
+            }
+        }
+        let link = self.link_of(slot, prefill, seen.target);
+        self.mark(slot, &seen, prefill, link, None, m.prefill_rank, None);
+        self.settle(slot, seen.at, out);
+    }
+
+    fn pp_state(&mut self, seen: Seen<'_>, m: PpState, out: &mut Vec<Event>) {
+        // Opens nothing: it comes before any hand-over has begun.
+        let Some(slot) = self.by_room.get(&m.room).copied() else { return };
+        let Some(room) = self.rooms.get_mut(slot) else { return };
+        if m.status == Some(KvPoll::Failed) && room.has_prefill {
+            room.failed_inside.get_or_insert(seen.at);
+        }
+        self.settle(slot, seen.at, out);
+    }
+
+    fn staging(&mut self, seen: Seen<'_>, room: u64, request: bool, out: &mut Vec<Event>) {
+        if let Some(room) = self.by_room.get(&room).and_then(|s| self.rooms.get_mut(*s)) {
+            room.staging_wait = request.then_some(seen.at);
+        }
+        self.passing(seen, room, out);
+    }
+
+    /// A message that only shows that the room moves.
+    fn passing(&mut self, seen: Seen<'_>, room: u64, out: &mut Vec<Event>) {
+        let Some(slot) = self.by_room.get(&room).copied() else {
+            self.count_stray(room, seen.at);
+            return;
+        };
+        let origin = self.connections.get(seen.connection.socket).map_or(NONE, |k| k.origin);
+        let link = self.link_of(slot, seen.target, seen.target);
+        self.mark(slot, &seen, origin, link, None, None, None);
+        self.settle(slot, seen.at, out);
+    }
+
+    fn count_stray(&mut self, room: u64, at: Mono) {
+        if self.is_late_for(room, at) {
+            self.tally.turned_away.late += 1;
+        } else {
+            self.tally.turned_away.orphans += 1;
+        }
+    }
+
+    fn link_of(&self, slot: u32, prefill: EndpointId, decode: EndpointId) -> usize {
+        let links = self.rooms.get(slot).map_or(&[][..], |r| &r.links);
+        let both = links.iter().position(|l| l.prefill == prefill && l.decode == decode);
+        both.or_else(|| links.iter().position(|l| l.decode == decode)).unwrap_or(usize::MAX)
+    }
+
+    /// Puts a message on the time line and, if it was sent, waits for its acknowledgement.
+    #[allow(clippy::too_many_arguments, reason = "the columns of one mark")]
+    fn mark(
+        &mut self,
+        slot: u32,
+        seen: &Seen<'_>,
+        other: EndpointId,
+        link: usize,
+        status: Option<KvPoll>,
+        rank: Option<u32>,
+        pages: Option<(u64, Option<bool>)>,
+    ) {
+        let Some(room) = self.rooms.get_mut(slot) else { return };
+        match seen.role {
+            Role::Prefill => room.has_prefill = true,
+            Role::Decode => room.has_decode = true,
+        }
+        let generation = room.generation;
+        let link = u16::try_from(link).unwrap_or(u16::MAX);
+        let mut end = 0;
+        if seen.direction == Direction::Sent
+            && let Some(k) = self.connections.get_mut(seen.connection.socket)
+        {
+            end = k.unwrap(seen.end);
+            let awaited = Awaited { end, at: seen.at, slot, generation, kind: seen.kind, link };
+            if k.await_ack(awaited) {
+                self.tally.turned_away.acknowledgements += 1;
+            }
+        }
+        let peer = if seen.direction == Direction::Sent { seen.target } else { other };
+        let dropped = room.mark(Mark {
+            at: seen.at,
+            end,
+            peer,
+            rank,
+            pages: pages.map_or(0, |(p, _)| u32::try_from(p).unwrap_or(u32::MAX)),
+            kind: seen.kind,
+            role: seen.role,
+            direction: seen.direction,
+            status,
+            dummy: pages.and_then(|(_, d)| d),
+            acknowledged: None,
+        });
+        if dropped {
+            self.tally.turned_away.marks += 1;
+        }
+    }
+}
+
+fn same(l: &Link, prefill: EndpointId, decode: EndpointId, session: SessionId) -> bool {
+    l.prefill == prefill && l.session == session && l.decode == decode
+}
+
+fn new_link(
+    seen: &Seen<'_>,
+    m: &Metadata<'_>,
+    decode: EndpointId,
+    session: SessionId,
+    pair: PairId,
+    numbers: (u32, u32),
+) -> Link {
+    Link {
+        prefill: seen.target,
+        decode,
+        session,
+        pair,
+        aux: m.aux_index,
+        pages: u32::try_from(m.pages).unwrap_or(u32::MAX),
+        required: m.required.unwrap_or(1),
+        dummy: m.dummy,
+        numbers,
+        ..Link::unasked()
+    }
+}
+
+/// What was heard was put down to link `wrong`, and turns out to be link `right`'s.
+fn unguess(links: &mut [Link], right: usize, wrong: usize) {
+    let Some(w) = links.get_mut(wrong) else { return };
+    let (heard, rank) = (w.heard, w.rank);
+    let Some(r) = links.get_mut(right) else { return };
+    let (old_heard, old_rank) = (std::mem::replace(&mut r.heard, heard), std::mem::replace(&mut r.rank, rank));
+    r.guessed = false;
+    if let Some(w) = links.get_mut(wrong) {
+        (w.heard, w.rank) = (old_heard, old_rank);
+        w.guessed = old_heard.is_some();
+    }
+}
+
+/// How a room ended whose number is used again before its end was seen.
+fn ended(room: &Room) -> Outcome {
+    if room.abort.is_some() { Outcome::Failed } else { Outcome::Unknown }
+}
+
+impl Link {
+    /// A link of which nothing was asked yet.
+    const fn unasked() -> Self {
+        Self {
+            prefill: NONE,
+            decode: NONE,
+            session: NONE,
+            pair: NONE,
+            aux: None,
+            pages: 0,
+            required: 1,
+            dummy: Some(false),
+            rank: None,
+            guessed: false,
+            sent: None,
+            received: None,
+            told: None,
+            heard: None,
+            metadata_delivery: Delivery::Unknown,
+            status_delivery: Delivery::Unknown,
+            metadata_on: None,
+            status_on: None,
+            duplicate: None,
+            numbers: (0, 0),
+        }
+    }
+}

@@ -1,0 +1,381 @@
+//! Who talks to whom: endpoints, sessions, pairs of ranks, and what each has shown of itself.
+//!
+//! Pure. Names are interned, so that a room holds numbers; every table is bounded, and what does not fit is
+//! called [`NONE`] and counted.
+
+use std::collections::VecDeque;
+use std::net::{IpAddr, SocketAddr};
+
+use hashbrown::HashMap;
+
+use crate::event::{Mono, Task};
+use crate::rooms::counts::TurnedAway;
+use crate::rooms::estimate::Durations;
+use crate::sglang::message::{Backend, Register, Releases};
+
+/// An interned name that is not known, or did not fit.
+pub(crate) const NONE: u32 = u32::MAX;
+
+/// Index of an endpoint.
+pub(crate) type EndpointId = u32;
+/// Index of a session.
+pub(crate) type SessionId = u32;
+/// Index of a pair.
+pub(crate) type PairId = u32;
+
+const MAX_ENDPOINTS: usize = 65_536;
+const MAX_SESSIONS: usize = 65_536;
+const MAX_PAIRS: usize = 8192;
+/// Decode ranks registered at one prefill rank.
+const MAX_REGISTERS: usize = 1024;
+/// Stretches with missing bytes remembered.
+const MAX_LOSSY: usize = 4096;
+/// Longest session name kept, in bytes (longest seen: a mori engine key of about 80).
+const MAX_SESSION_LEN: usize = 256;
+
+/// A message or bytes that no rank sends, on a rank's port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ForeignMark {
+    pub(crate) at: Mono,
+    pub(crate) peer: SocketAddr,
+    pub(crate) frames: u16,
+}
+
+/// A decode rank that introduced itself to a prefill rank.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Registered {
+    pub(crate) decode: EndpointId,
+    pub(crate) session: SessionId,
+    pub(crate) tp_rank: Option<u32>,
+    pub(crate) tp_size: Option<u32>,
+}
+
+/// A room that concluded, for comparison with those that do not.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Concluded {
+    pub(crate) metadata_at: Mono,
+    pub(crate) pages: u32,
+    pub(crate) at: Mono,
+}
+
+/// The last conclusions, newest at the back.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Recent {
+    ring: VecDeque<Concluded>,
+}
+
+impl Recent {
+    fn push(&mut self, c: Concluded, keep: usize) {
+        if self.ring.len() >= keep {
+            self.ring.pop_front();
+        }
+        self.ring.push_back(c);
+    }
+
+    /// How many concluded although their METADATA came later and they have at least as many pages.
+    pub(crate) fn overtook(&self, metadata_at: Mono, pages: u32) -> u32 {
+        let n = self.ring.iter().filter(|c| c.metadata_at > metadata_at && c.pages >= pages).count();
+        u32::try_from(n).unwrap_or(u32::MAX)
+    }
+
+    /// When the last of those whose METADATA came earlier concluded.
+    pub(crate) fn drained(&self, metadata_at: Mono) -> Option<Mono> {
+        self.ring.iter().rev().find(|c| c.metadata_at < metadata_at).map(|c| c.at)
+    }
+}
+
+/// What a rank, or a rank towards one session, has been asked and has answered. Questions are numbered, so
+/// that "everything since this one is unanswered" is a comparison.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Answers {
+    /// Number of the last METADATA.
+    pub(crate) asked: u32,
+    /// Highest number that was answered.
+    pub(crate) answered: u32,
+    /// When the last answer came.
+    pub(crate) last: Option<Mono>,
+    pub(crate) recent: Recent,
+}
+
+impl Answers {
+    fn answer(&mut self, number: u32, c: Concluded, keep: usize) {
+        self.answered = self.answered.max(number);
+        self.last = Some(c.at);
+        self.recent.push(c, keep);
+    }
+
+    /// Questions after the last that was answered.
+    pub(crate) fn silent(&self) -> u32 {
+        self.asked.saturating_sub(self.answered)
+    }
+}
+
+/// What is known of an endpoint as a prefill rank.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct PrefillRank {
+    pub(crate) answers: Answers,
+    /// Arrival of the latest ABORT that it acknowledged: its receive loop lived then.
+    pub(crate) acknowledged_abort: Option<Mono>,
+    /// It has said Success on the wire (NIXL: so it is 0.5.23 or newer).
+    pub(crate) says_success: bool,
+    /// Policy `prefill_complete`: it was sent a BOOTSTRAP.
+    pub(crate) prefill_complete: bool,
+    pub(crate) registered: Vec<Registered>,
+}
+
+/// One PULL socket of one rank.
+#[derive(Clone, Debug)]
+pub(crate) struct Endpoint {
+    pub(crate) address: SocketAddr,
+    /// Connections that belong to it and are open.
+    pub(crate) live: u32,
+    /// When the last of them went; `None` while one is open or none ever was.
+    pub(crate) lost: Option<Mono>,
+    /// When its listener closed on this host.
+    pub(crate) listener_closed: Option<Mono>,
+    /// When a connect to it last failed, with the errno, and none has succeeded since.
+    pub(crate) refused: Option<(Mono, u32)>,
+    /// Connections to it that were ever open.
+    pub(crate) reached: bool,
+    /// Its process on this host.
+    pub(crate) task: Option<Task>,
+    /// Its number, where a message named it (decode: tensor-parallel rank; prefill: rank of STATUS).
+    pub(crate) rank: Option<u32>,
+    pub(crate) foreign: Option<ForeignMark>,
+    /// Once a room was asked of it.
+    pub(crate) prefill: Option<Box<PrefillRank>>,
+}
+
+/// A prefill rank and a session.
+#[derive(Clone, Debug)]
+pub(crate) struct Pair {
+    pub(crate) prefill: EndpointId,
+    pub(crate) decode: EndpointId,
+    pub(crate) session: SessionId,
+    pub(crate) backend: Option<Backend>,
+    pub(crate) releases: Option<Releases>,
+    pub(crate) durations: Durations,
+    pub(crate) answers: Answers,
+    pub(crate) concluded: u64,
+}
+
+/// All names and what is known of them.
+#[derive(Debug, Default)]
+pub(crate) struct Peers {
+    by_address: HashMap<(SocketAddr, u32), EndpointId>,
+    endpoints: Vec<Endpoint>,
+    by_name: HashMap<Box<str>, SessionId>,
+    names: Vec<Box<str>>,
+    by_pair: HashMap<(EndpointId, SessionId), PairId>,
+    pairs: Vec<Pair>,
+    /// (listening endpoint, address of the other side) → when bytes were last found missing.
+    lossy: HashMap<(EndpointId, IpAddr), Mono>,
+    /// When bytes were missed that fit nowhere else.
+    lossy_elsewhere: Option<Mono>,
+}
+
+impl Peers {
+    /// The number of an endpoint. Loopback addresses of different network namespaces are different ones.
+    pub(crate) fn endpoint(
+        &mut self,
+        address: SocketAddr,
+        netns: u32,
+        turned: &mut TurnedAway,
+    ) -> EndpointId {
+        let key = (address, if address.ip().is_loopback() { netns } else { 0 });
+        if let Some(id) = self.by_address.get(&key) {
+            return *id;
+        }
+        if self.endpoints.len() >= MAX_ENDPOINTS {
+            turned.names += 1;
+            return NONE;
+        }
+        let id = to_id(self.endpoints.len());
+        self.endpoints.push(Endpoint {
+            address,
+            live: 0,
+            lost: None,
+            listener_closed: None,
+            refused: None,
+            reached: false,
+            task: None,
+            rank: None,
+            foreign: None,
+            prefill: None,
+        });
+        self.by_address.insert(key, id);
+        id
+    }
+
+    pub(crate) fn find(&self, address: SocketAddr, netns: u32) -> Option<EndpointId> {
+        let key = (address, if address.ip().is_loopback() { netns } else { 0 });
+        self.by_address.get(&key).copied()
+    }
+
+    pub(crate) fn get(&self, id: EndpointId) -> Option<&Endpoint> {
+        self.endpoints.get(id as usize)
+    }
+
+    pub(crate) fn get_mut(&mut self, id: EndpointId) -> Option<&mut Endpoint> {
+        self.endpoints.get_mut(id as usize)
+    }
+
+    pub(crate) fn address(&self, id: EndpointId) -> Option<SocketAddr> {
+        self.get(id).map(|e| e.address)
+    }
+
+    pub(crate) fn prefill(&self, id: EndpointId) -> Option<&PrefillRank> {
+        self.get(id).and_then(|e| e.prefill.as_deref())
+    }
+
+    pub(crate) fn prefill_mut(&mut self, id: EndpointId) -> Option<&mut PrefillRank> {
+        self.get_mut(id).map(|e| &mut **e.prefill.get_or_insert_default())
+    }
+
+    pub(crate) fn session(&mut self, name: &str, turned: &mut TurnedAway) -> SessionId {
+        if let Some(id) = self.by_name.get(name) {
+            return *id;
+        }
+        if self.names.len() >= MAX_SESSIONS || name.len() > MAX_SESSION_LEN {
+            turned.names += 1;
+            return NONE;
+        }
+        let id = to_id(self.names.len());
+        self.names.push(name.into());
+        self.by_name.insert(name.into(), id);
+        id
+    }
+
+    pub(crate) fn session_name(&self, id: SessionId) -> Option<&str> {
+        self.names.get(id as usize).map(|n| &**n)
+    }
+
+    pub(crate) fn pair(
+        &mut self,
+        prefill: EndpointId,
+        decode: EndpointId,
+        session: SessionId,
+        turned: &mut TurnedAway,
+    ) -> PairId {
+        if let Some(id) = self.by_pair.get(&(prefill, session)) {
+            return *id;
+        }
+        if self.pairs.len() >= MAX_PAIRS || prefill == NONE || session == NONE {
+            turned.pairs += 1;
+            return NONE;
+        }
+        let id = to_id(self.pairs.len());
+        self.pairs.push(Pair {
+            prefill,
+            decode,
+            session,
+            backend: None,
+            releases: None,
+            durations: Durations::default(),
+            answers: Answers::default(),
+            concluded: 0,
+        });
+        self.by_pair.insert((prefill, session), id);
+        id
+    }
+
+    pub(crate) fn pair_of(&self, id: PairId) -> Option<&Pair> {
+        self.pairs.get(id as usize)
+    }
+
+    pub(crate) fn pair_mut(&mut self, id: PairId) -> Option<&mut Pair> {
+        self.pairs.get_mut(id as usize)
+    }
+
+    pub(crate) fn pairs(&self) -> impl Iterator<Item = &Pair> {
+        self.pairs.iter()
+    }
+
+    /// Numbers a question to a prefill rank: its number there (`at_rank` if it has one already) and for the
+    /// pair.
+    pub(crate) fn asked(&mut self, prefill: EndpointId, pair: PairId, at_rank: Option<u32>) -> (u32, u32) {
+        let next = |a: &mut Answers| {
+            a.asked = a.asked.saturating_add(1);
+            a.asked
+        };
+        let rank = at_rank.or_else(|| self.prefill_mut(prefill).map(|p| next(&mut p.answers)));
+        let session = self.pair_mut(pair).map(|p| next(&mut p.answers));
+        (rank.unwrap_or(0), session.unwrap_or(0))
+    }
+
+    /// Notes that a question was answered with a STATUS.
+    pub(crate) fn answered(&mut self, prefill: EndpointId, pair: PairId, numbers: (u32, u32), c: Concluded) {
+        if let Some(p) = self.prefill_mut(prefill) {
+            p.answers.answer(numbers.0, c, 64);
+        }
+        if let Some(p) = self.pair_mut(pair) {
+            p.answers.answer(numbers.1, c, 16);
+            p.concluded += 1;
+        }
+    }
+
+    pub(crate) fn register(
+        &mut self,
+        prefill: EndpointId,
+        decode: EndpointId,
+        session: SessionId,
+        r: &Register<'_>,
+        turned: &mut TurnedAway,
+    ) {
+        if let Some(e) = self.get_mut(decode) {
+            e.rank = r.tp_rank.or(e.rank);
+        }
+        let Some(rank) = self.prefill_mut(prefill) else { return };
+        let entry = Registered { decode, session, tp_rank: r.tp_rank, tp_size: r.tp_size };
+        if let Some(old) = rank.registered.iter_mut().find(|x| x.session == session) {
+            *old = entry;
+        } else if rank.registered.len() < MAX_REGISTERS {
+            rank.registered.push(entry);
+        } else {
+            turned.registers += 1;
+        }
+    }
+
+    /// Notes missing bytes on a connection to `target` from `other`.
+    pub(crate) fn lose(&mut self, target: EndpointId, other: IpAddr, at: Mono) {
+        if self.lossy.len() >= MAX_LOSSY && !self.lossy.contains_key(&(target, other)) {
+            self.lossy_elsewhere = Some(at);
+        } else {
+            self.lossy.insert((target, other), at);
+        }
+    }
+
+    /// Whether bytes between these two ranks, in either direction, were found missing at or after `since`.
+    pub(crate) fn lossy_since(&self, prefill: EndpointId, decode: EndpointId, since: Mono) -> bool {
+        let hit = |target: EndpointId, other: EndpointId| {
+            let ip = self.address(other).map(|a| a.ip());
+            ip.and_then(|ip| self.lossy.get(&(target, ip))).is_some_and(|at| *at >= since)
+        };
+        if self.lossy_elsewhere.is_some_and(|at| at >= since) {
+            return true;
+        }
+        !self.lossy.is_empty() && (hit(prefill, decode) || hit(decode, prefill))
+    }
+
+    /// A connection that belongs to an endpoint opened.
+    pub(crate) fn opened(&mut self, id: EndpointId) {
+        if let Some(e) = self.get_mut(id) {
+            e.live = e.live.saturating_add(1);
+            e.lost = None;
+        }
+    }
+
+    /// A connection that belongs to an endpoint went.
+    pub(crate) fn went(&mut self, id: EndpointId, at: Mono) {
+        if let Some(e) = self.get_mut(id) {
+            e.live = e.live.saturating_sub(1);
+            if e.live == 0 {
+                e.lost = Some(at);
+            }
+        }
+    }
+}
+
+fn to_id(len: usize) -> u32 {
+    u32::try_from(len).unwrap_or(NONE)
+}

@@ -1,0 +1,374 @@
+//! One room: its links, its time line, and what each role's view of it amounts to.
+//!
+//! Pure data and arithmetic on it. A room holds numbers instead of names ([`crate::rooms::peers`]) and at most
+//! [`MAX_LINKS`] links and [`MAX_MARKS`] marks.
+
+use arrayvec::ArrayVec;
+
+use crate::event::{Direction, Mono, SocketId};
+use crate::rooms::model::{Completeness, Outcome, Phase, Role};
+use crate::rooms::peers::{EndpointId, NONE, PairId, SessionId};
+use crate::sglang::message::{Backend, Kind, KvPoll, Releases};
+use crate::verdict::judge::Judgement;
+
+/// Links of one room: prefill ranks × sessions seen on one host (16 of each side at tensor parallelism 16).
+pub(crate) const MAX_LINKS: usize = 64;
+
+/// Marks kept of one room: the first half for how it began, the last for what it hangs on.
+pub(crate) const MAX_MARKS: usize = 12;
+
+/// One message on the time line.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Mark {
+    pub(crate) at: Mono,
+    /// Unwrapped sequence number behind it (sent messages).
+    pub(crate) end: u64,
+    pub(crate) peer: EndpointId,
+    pub(crate) rank: Option<u32>,
+    pub(crate) pages: u32,
+    pub(crate) kind: Kind,
+    pub(crate) role: Role,
+    pub(crate) direction: Direction,
+    pub(crate) status: Option<KvPoll>,
+    pub(crate) dummy: Option<bool>,
+    pub(crate) acknowledged: Option<bool>,
+}
+
+/// What is known of one terminal STATUS, at one end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Told {
+    pub(crate) at: Mono,
+    pub(crate) status: KvPoll,
+}
+
+/// Delivery of a sent message, as the sender's kernel knows it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Delivery {
+    /// Nothing is known (or nothing was sent from this host).
+    #[default]
+    Unknown,
+    /// The peer's kernel has it.
+    Acknowledged,
+    /// Its connection ended with an error, or for good, and the peer's kernel never had it.
+    Lost {
+        /// When.
+        at: Mono,
+        /// Errno, 0 when the connection was closed in order.
+        error: u32,
+    },
+}
+
+/// One prefill rank and one decode rank of a room: made by METADATA.
+#[derive(Clone, Debug)]
+pub(crate) struct Link {
+    pub(crate) prefill: EndpointId,
+    pub(crate) decode: EndpointId,
+    pub(crate) session: SessionId,
+    pub(crate) pair: PairId,
+    pub(crate) aux: Option<u32>,
+    pub(crate) pages: u32,
+    pub(crate) required: u32,
+    pub(crate) dummy: Option<bool>,
+    /// Which prefill rank said so in STATUS.
+    pub(crate) rank: Option<u32>,
+    /// The STATUS may have been another link's: nothing told the prefill ranks apart.
+    pub(crate) guessed: bool,
+    /// METADATA sent by a decode rank of this host.
+    pub(crate) sent: Option<Mono>,
+    /// METADATA received by a prefill rank of this host.
+    pub(crate) received: Option<Mono>,
+    /// Terminal STATUS sent by a prefill rank of this host.
+    pub(crate) told: Option<Told>,
+    /// Terminal STATUS received by a decode rank of this host.
+    pub(crate) heard: Option<Told>,
+    pub(crate) metadata_delivery: Delivery,
+    pub(crate) status_delivery: Delivery,
+    /// Sockets that METADATA and STATUS were sent on, on this host.
+    pub(crate) metadata_on: Option<SocketId>,
+    pub(crate) status_on: Option<SocketId>,
+    /// A second METADATA with another slot came while this one lived.
+    pub(crate) duplicate: Option<Mono>,
+    /// Numbers of the question at the rank and at the pair ([`crate::rooms::peers::Answers`]).
+    pub(crate) numbers: (u32, u32),
+}
+
+impl Link {
+    /// Whether this prefill rank owes anything.
+    pub(crate) const fn owes(&self) -> bool {
+        !matches!(self.dummy, Some(true))
+    }
+
+    /// When the METADATA was first seen.
+    pub(crate) fn asked_at(&self) -> Mono {
+        match (self.sent, self.received) {
+            (Some(a), Some(b)) => a.min(b),
+            (a, b) => a.or(b).unwrap_or_default(),
+        }
+    }
+}
+
+/// An ABORT of a room.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Abort {
+    pub(crate) at: Mono,
+    /// With a generation (decode holds pages until the acknowledgement).
+    pub(crate) generation: bool,
+    /// METADATA had not been seen before it.
+    pub(crate) before_metadata: bool,
+    pub(crate) acknowledged: Option<Mono>,
+    /// Sent by a decode rank of this host.
+    pub(crate) sent: bool,
+    /// Received by a prefill rank of this host.
+    pub(crate) received: bool,
+}
+
+/// One room in one life.
+#[derive(Clone, Debug)]
+pub(crate) struct Room {
+    pub(crate) room: u64,
+    pub(crate) incarnation: u32,
+    pub(crate) generation: u32,
+    pub(crate) backend: Option<Backend>,
+    pub(crate) releases: Option<Releases>,
+    pub(crate) completeness: Completeness,
+    pub(crate) opened_at: Mono,
+    pub(crate) closed: Option<(Mono, Outcome)>,
+    /// Ranks of the first message.
+    pub(crate) home: (EndpointId, EndpointId),
+    pub(crate) has_prefill: bool,
+    pub(crate) has_decode: bool,
+    /// Other ranks may have asked before the agent looked.
+    pub(crate) maybe_older: bool,
+    /// It is in the queue of rooms that may be given up early.
+    pub(crate) expendable: bool,
+    pub(crate) links: Vec<Link>,
+    pub(crate) bootstrap_at: Option<Mono>,
+    /// STATUS 2 under `prefill_complete`.
+    pub(crate) computed_at: Option<Mono>,
+    pub(crate) abort: Option<Abort>,
+    /// The prefill process, or the decode process, of this host is gone.
+    pub(crate) prefill_gone: bool,
+    pub(crate) decode_gone: bool,
+    /// A pipeline rank said Failed inside the prefill instance.
+    pub(crate) failed_inside: Option<Mono>,
+    /// STAGING_REQ without STAGING_RSP.
+    pub(crate) staging_wait: Option<Mono>,
+    pub(crate) marks: ArrayVec<Mark, MAX_MARKS>,
+    pub(crate) marks_dropped: u32,
+    pub(crate) judgement: Option<Box<Judgement>>,
+    pub(crate) was_pinned: bool,
+    /// Phase and its beginning as last seen, per role: what the duration counters are fed from.
+    pub(crate) phases: [(Phase, Mono); 2],
+    /// State as last counted, per role.
+    pub(crate) counted: [Option<KvPoll>; 2],
+    /// Neighbours in the order of opening.
+    pub(crate) previous: u32,
+    pub(crate) next: u32,
+}
+
+/// What one role's view amounts to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Progress {
+    pub(crate) phase: Phase,
+    pub(crate) since: Mono,
+    pub(crate) state: KvPoll,
+    pub(crate) got: u32,
+    pub(crate) required: Option<u32>,
+    pub(crate) terminal: Option<Outcome>,
+}
+
+impl Room {
+    pub(crate) fn new(room: u64, incarnation: u32, at: Mono, home: (EndpointId, EndpointId)) -> Self {
+        Self {
+            room,
+            incarnation,
+            generation: 0,
+            backend: None,
+            releases: None,
+            completeness: Completeness::Full,
+            opened_at: at,
+            closed: None,
+            home,
+            has_prefill: false,
+            has_decode: false,
+            maybe_older: false,
+            expendable: false,
+            links: Vec::new(),
+            bootstrap_at: None,
+            computed_at: None,
+            abort: None,
+            prefill_gone: false,
+            decode_gone: false,
+            failed_inside: None,
+            staging_wait: None,
+            marks: ArrayVec::new(),
+            marks_dropped: 0,
+            judgement: None,
+            was_pinned: false,
+            phases: [(Phase::Bootstrap, at); 2],
+            counted: [None; 2],
+            previous: NONE,
+            next: NONE,
+        }
+    }
+
+    pub(crate) const fn has(&self, role: Role) -> bool {
+        match role {
+            Role::Prefill => self.has_prefill,
+            Role::Decode => self.has_decode,
+        }
+    }
+
+    pub(crate) fn pinned(&self) -> bool {
+        self.closed.is_none() && self.judgement.as_ref().is_some_and(|j| j.class.pins())
+    }
+
+    /// Adds a mark; from the middle of the time line one is dropped when it is full. Returns whether so.
+    pub(crate) fn mark(&mut self, mark: Mark) -> bool {
+        let full = self.marks.is_full();
+        if full {
+            self.marks.remove(MAX_MARKS / 2);
+            self.marks_dropped = self.marks_dropped.saturating_add(1);
+        }
+        self.marks.push(mark);
+        full
+    }
+
+    /// Whether every prefill rank that was asked here has the METADATA of every session that it waits for.
+    pub(crate) fn complete(&self) -> bool {
+        let mut received = self.links.iter().filter(|l| l.received.is_some());
+        if self.links.len() == 1 {
+            return received.all(|l| l.required <= 1);
+        }
+        received.all(|l| self.sessions_at(l.prefill) == self.required_at(l.prefill))
+    }
+
+    /// Distinct sessions whose METADATA came to this prefill rank.
+    pub(crate) fn sessions_at(&self, prefill: EndpointId) -> u32 {
+        let n = self.links.iter().filter(|l| l.prefill == prefill && l.received.is_some()).count();
+        u32::try_from(n).unwrap_or(u32::MAX)
+    }
+
+    /// Distinct sessions that this prefill rank waits for.
+    pub(crate) fn required_at(&self, prefill: EndpointId) -> u32 {
+        self.links.iter().filter(|l| l.prefill == prefill).map(|l| l.required).max().unwrap_or(1)
+    }
+
+    /// What `role`'s view amounts to.
+    pub(crate) fn progress(&self, role: Role) -> Progress {
+        match role {
+            Role::Prefill => self.prefill_progress(),
+            Role::Decode => self.decode_progress(),
+        }
+    }
+
+    fn prefill_progress(&self) -> Progress {
+        let (mut got, mut owed, mut told, mut lost) = (0, 0u32, 0u32, false);
+        let (mut last_asked, mut first_told, mut last_told) = (self.opened_at, None, self.opened_at);
+        let mut failed = None;
+        for l in &self.links {
+            if let Some(at) = l.received {
+                got += 1;
+                last_asked = last_asked.max(at);
+            }
+            let here = l.received.is_some() || l.told.is_some();
+            if !here || !l.owes() {
+                continue;
+            }
+            owed += 1;
+            if let Some(t) = l.told {
+                told += 1;
+                first_told = Some(first_told.map_or(t.at, |f: Mono| f.min(t.at)));
+                last_told = last_told.max(t.at);
+                if t.status == KvPoll::Failed {
+                    failed = Some(t.at);
+                }
+                lost |= l.heard.is_none() && matches!(l.status_delivery, Delivery::Lost { .. });
+            }
+        }
+        let complete = got > 0 && self.complete();
+        let required = self.links.iter().filter(|l| l.received.is_some()).map(|l| l.required).max();
+        let p = |phase, since, state, terminal| Progress { phase, since, state, got, required, terminal };
+        let aborted = self.abort.filter(|a| a.received);
+        if let Some(at) = failed.or(self.failed_inside) {
+            return p(Phase::Done, at, KvPoll::Failed, Some(Outcome::Failed));
+        }
+        if owed > 0 && told == owed && complete | (got == 0) {
+            let terminal = (!lost).then_some(Outcome::Success);
+            let phase = if lost { Phase::Conclude } else { Phase::Done };
+            return p(phase, last_told, KvPoll::Success, terminal);
+        }
+        let state = if complete { KvPoll::WaitingForInput } else { KvPoll::Bootstrapping };
+        if self.prefill_gone {
+            return p(Phase::Done, last_asked, state, Some(Outcome::Unknown));
+        }
+        if let Some(a) = aborted {
+            return match a.acknowledged {
+                Some(at) if got > 0 && !self.links.is_empty() && !a.before_metadata => {
+                    p(Phase::Done, at, KvPoll::Failed, Some(Outcome::Failed))
+                }
+                _ => p(Phase::Abort, a.at, state, None),
+            };
+        }
+        if let Some(at) = first_told {
+            return p(Phase::Conclude, at, KvPoll::WaitingForInput, None);
+        }
+        if complete {
+            return p(Phase::Transfer, last_asked, KvPoll::WaitingForInput, None);
+        }
+        match (self.bootstrap_at, self.computed_at) {
+            (Some(at), None) if got == 0 => p(Phase::Compute, at, state, None),
+            (_, Some(at)) if got == 0 => p(Phase::Bootstrap, at, KvPoll::WaitingForInput, None),
+            _ => p(Phase::Bootstrap, self.opened_at, state, None),
+        }
+    }
+
+    fn decode_progress(&self) -> Progress {
+        let (mut required, mut got) = (0u32, 0u32);
+        let (mut last_asked, mut first_heard, mut last_heard) = (self.opened_at, None, self.opened_at);
+        let mut failed = None;
+        for l in &self.links {
+            if let Some(at) = l.sent {
+                last_asked = last_asked.max(at);
+            }
+            if !(l.sent.is_some() || l.heard.is_some()) || !l.owes() {
+                continue;
+            }
+            required += 1;
+            if let Some(h) = l.heard {
+                got += 1;
+                first_heard = Some(first_heard.map_or(h.at, |f: Mono| f.min(h.at)));
+                last_heard = last_heard.max(h.at);
+                if h.status == KvPoll::Failed {
+                    failed = Some(h.at);
+                }
+            }
+        }
+        let known = (required > 0).then_some(required);
+        let p =
+            |phase, since, state, terminal| Progress { phase, since, state, got, required: known, terminal };
+        if let Some(at) = failed {
+            return p(Phase::Done, at, KvPoll::Failed, Some(Outcome::Failed));
+        }
+        if required > 0 && got == required {
+            return p(Phase::Done, last_heard, KvPoll::Success, Some(Outcome::Success));
+        }
+        if let Some(a) = self.abort.filter(|a| a.sent) {
+            return p(Phase::Done, a.at, KvPoll::Failed, Some(Outcome::Failed));
+        }
+        if self.decode_gone {
+            return p(Phase::Done, last_asked, KvPoll::WaitingForInput, Some(Outcome::Unknown));
+        }
+        if let Some(at) = first_heard {
+            return p(Phase::Conclude, at, KvPoll::WaitingForInput, None);
+        }
+        if self.links.iter().any(|l| l.sent.is_some()) {
+            return p(Phase::Transfer, last_asked, KvPoll::WaitingForInput, None);
+        }
+        match (self.bootstrap_at, self.computed_at) {
+            (Some(at), None) => p(Phase::Compute, at, KvPoll::Bootstrapping, None),
+            (_, Some(at)) => p(Phase::Bootstrap, at, KvPoll::WaitingForInput, None),
+            _ => p(Phase::Bootstrap, self.opened_at, KvPoll::Bootstrapping, None),
+        }
+    }
+}

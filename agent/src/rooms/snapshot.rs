@@ -1,0 +1,159 @@
+//! Turns a room into what is shown and exported of it. Runs only when someone asks or must hear of it.
+
+use crate::event::Mono;
+use crate::rooms::model::{MessageMark, Outcome, RankView, Role, RoomSnapshot, View};
+use crate::rooms::peers::EndpointId;
+use crate::rooms::room::{Link, Mark, Progress, Room};
+use crate::rooms::table::RoomTable;
+use crate::sglang::message::KvPoll;
+use crate::verdict::explain::explain;
+use crate::verdict::model::Verdict;
+
+const NOWHERE: std::net::SocketAddr =
+    std::net::SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED), 0);
+
+impl RoomTable {
+    /// Everything known of a room at `at`.
+    pub(crate) fn snapshot_of(&self, room: &Room, at: Mono) -> RoomSnapshot {
+        let verdict = self.verdict_of(room, at);
+        let group_size = verdict.as_ref().map_or(1, |v| self.groups.get(&v.group).copied().unwrap_or(1));
+        RoomSnapshot {
+            room: room.room,
+            incarnation: room.incarnation,
+            backend: room.backend,
+            releases: room.releases,
+            opened_at: room.opened_at,
+            at,
+            closed_at: room.closed.map(|(at, _)| at),
+            outcome: room.closed.map(|(_, outcome)| outcome),
+            completeness: room.completeness,
+            prefill: room.has_prefill.then(|| self.view(room, Role::Prefill)),
+            decode: room.has_decode.then(|| self.view(room, Role::Decode)),
+            messages: room.marks.iter().map(|m| self.message_mark(m)).collect(),
+            messages_dropped: room.marks_dropped,
+            verdict,
+            recovered: recovered(room),
+            group_size,
+        }
+    }
+
+    fn verdict_of(&self, room: &Room, at: Mono) -> Option<Verdict> {
+        let j = room.judgement.as_deref()?;
+        // A room that has closed is explained as it was before.
+        let mut view = room.progress(j.role);
+        let last = room.phases.get(usize::from(j.role == Role::Decode)).copied();
+        if let (Some(_), Some((phase, since))) = (room.closed, last) {
+            view = Progress { phase, since, terminal: None, ..view };
+        }
+        let facts = self.facts(room, j.role, view, at)?;
+        Some(explain(&facts, j))
+    }
+
+    fn message_mark(&self, m: &Mark) -> MessageMark {
+        let metadata = m.kind == crate::sglang::message::Kind::Metadata;
+        MessageMark {
+            at: m.at,
+            role: m.role,
+            direction: m.direction,
+            kind: m.kind,
+            status: m.status,
+            rank: m.rank,
+            peer: self.peers.address(m.peer).unwrap_or(NOWHERE),
+            pages: metadata.then_some(u64::from(m.pages)),
+            dummy: m.dummy,
+            acknowledged: m.acknowledged,
+        }
+    }
+
+    fn view(&self, room: &Room, role: Role) -> View {
+        let p = room.progress(role);
+        let mut ranks: Vec<RankView> = Vec::new();
+        let mut sessions = Vec::new();
+        let mut seen: arrayvec::ArrayVec<EndpointId, { crate::rooms::room::MAX_LINKS }> =
+            arrayvec::ArrayVec::new();
+        for l in room.links.iter().filter(|l| here(l, role)) {
+            let id = if role == Role::Prefill { l.prefill } else { l.decode };
+            let session = self.peers.session_name(l.session);
+            if let Some(s) = session
+                && !sessions.iter().any(|x| x == s)
+            {
+                sessions.push(s.to_owned());
+            }
+            let state = link_state(l, role, &p);
+            match seen.iter().position(|x| *x == id).and_then(|i| ranks.get_mut(i)) {
+                Some(r) => {
+                    r.state = r.state.min(state);
+                    if l.owes() {
+                        r.dummy = l.dummy;
+                    }
+                }
+                None if !seen.is_full() => {
+                    seen.push(id);
+                    let e = self.peers.get(id);
+                    ranks.push(RankView {
+                        rank: if role == Role::Prefill {
+                            l.rank.or(e.and_then(|e| e.rank))
+                        } else {
+                            e.and_then(|e| e.rank)
+                        },
+                        endpoint: e.map(|e| e.address),
+                        session: session.filter(|_| role == Role::Decode).map(str::to_owned),
+                        dummy: l.dummy,
+                        state,
+                        task: e.and_then(|e| e.task),
+                    });
+                }
+                None => {}
+            }
+        }
+        if ranks.is_empty() {
+            let id = if role == Role::Prefill { room.home.0 } else { room.home.1 };
+            if let Some(e) = self.peers.get(id) {
+                ranks.push(RankView {
+                    rank: e.rank,
+                    endpoint: Some(e.address),
+                    session: None,
+                    dummy: None,
+                    state: p.state,
+                    task: e.task,
+                });
+            }
+        }
+        View {
+            role,
+            state: p.state,
+            ranks,
+            sessions,
+            required: p.required,
+            got: p.got,
+            phase_since: p.since,
+            phase: p.phase,
+            terminal: p.terminal,
+        }
+    }
+}
+
+const fn here(l: &Link, role: Role) -> bool {
+    match role {
+        Role::Prefill => l.received.is_some() || l.told.is_some(),
+        Role::Decode => l.sent.is_some() || l.heard.is_some(),
+    }
+}
+
+fn link_state(l: &Link, role: Role, p: &Progress) -> KvPoll {
+    let said = if role == Role::Prefill { l.told } else { l.heard };
+    match said {
+        Some(t) => t.status,
+        // A rank that has not concluded is as far as the view is, but not further.
+        None if p.state == KvPoll::Success => KvPoll::WaitingForInput,
+        None => p.state,
+    }
+}
+
+fn recovered(room: &Room) -> bool {
+    let ended = match room.closed {
+        Some((_, outcome)) => outcome != Outcome::Unknown,
+        None => !room.pinned(),
+    };
+    room.was_pinned && ended
+}

@@ -1,0 +1,161 @@
+//! Reads what connections do: opened, refused, reset, gone; acknowledged; bytes missing; foreign bytes.
+//!
+//! Pure. A connection that nobody named in a message is none of ours and is not followed.
+
+use crate::event::{Direction, Mono, Sequence, SocketId, StateChange, TcpState};
+use crate::rooms::connections::Awaited;
+use crate::rooms::model::{Connection, Event};
+use crate::rooms::peers::{EndpointId, ForeignMark, NONE};
+use crate::rooms::room::Delivery;
+use crate::rooms::table::RoomTable;
+use crate::sglang::message::Kind;
+
+impl RoomTable {
+    pub(crate) fn state(&mut self, at: Mono, c: &Connection, change: &StateChange, out: &mut Vec<Event>) {
+        match (change.old, change.new) {
+            (old, TcpState::Established) => self.established(at, c, old),
+            (TcpState::Listen, TcpState::Close) => self.listener_closed(at, c),
+            (TcpState::SynSent, TcpState::Close) => self.refused(at, c, change.error),
+            (_, new) => self.ending(at, c, new, change, out),
+        }
+    }
+
+    fn established(&mut self, at: Mono, c: &Connection, old: TcpState) {
+        let listening = if old == TcpState::SynSent { c.addresses.peer } else { c.addresses.local };
+        let Some(target) = self.peers.find(listening, c.netns) else { return };
+        if self.connections.get(c.socket).is_none() {
+            self.follow(c, target, at);
+        }
+        if let Some(e) = self.peers.get_mut(target) {
+            e.refused = None;
+            e.reached = true;
+            e.listener_closed = None;
+        }
+    }
+
+    fn refused(&mut self, at: Mono, c: &Connection, error: u32) {
+        // Without an error the connecting side gave up by itself.
+        if error == 0 {
+            return;
+        }
+        if let Some(e) = self.peers.find(c.addresses.peer, c.netns).and_then(|id| self.peers.get_mut(id)) {
+            e.refused = Some((at, error));
+        }
+        self.connections.remove(c.socket);
+    }
+
+    fn listener_closed(&mut self, at: Mono, c: &Connection) {
+        if let Some(e) = self.peers.find(c.addresses.local, c.netns).and_then(|id| self.peers.get_mut(id)) {
+            e.listener_closed = Some(at);
+        }
+    }
+
+    fn ending(
+        &mut self,
+        at: Mono,
+        c: &Connection,
+        new: TcpState,
+        change: &StateChange,
+        out: &mut Vec<Event>,
+    ) {
+        let Some(k) = self.connections.get_mut(c.socket) else { return };
+        if std::mem::replace(&mut k.live, false) {
+            let (target, origin) = (k.target, k.origin);
+            self.peers.went(target, at);
+            if origin != NONE {
+                self.peers.went(origin, at);
+            }
+        }
+        if change.sequence != Sequence::default() {
+            self.acknowledged(at, c.socket, change.sequence.una, out);
+        }
+        if new == TcpState::Close
+            && let Some(mut k) = self.connections.remove(c.socket)
+            // Without any acknowledgement ever read, nothing is known of what was delivered.
+            && k.una.is_some()
+        {
+            for lost in k.unacknowledged() {
+                self.undelivered(at, lost, change.error, out);
+            }
+        }
+    }
+
+    /// A sent message that the peer's kernel never had.
+    fn undelivered(&mut self, at: Mono, a: Awaited, error: u32, out: &mut Vec<Event>) {
+        let Some(room) = self.rooms.current(a.slot, a.generation) else { return };
+        if let Some(m) = room.marks.iter_mut().rev().find(|m| m.kind == a.kind && m.end == a.end) {
+            m.acknowledged = Some(false);
+        }
+        let Some(link) = room.links.get_mut(usize::from(a.link)) else { return };
+        let delivery = match a.kind {
+            Kind::Status => &mut link.status_delivery,
+            Kind::Metadata => &mut link.metadata_delivery,
+            _ => return,
+        };
+        *delivery = Delivery::Lost { at, error };
+        self.assess(a.slot, at, out);
+    }
+
+    pub(crate) fn acknowledged(&mut self, at: Mono, socket: SocketId, una: u32, out: &mut Vec<Event>) {
+        let mut acked = std::mem::take(&mut self.scratch);
+        if let Some(k) = self.connections.get_mut(socket) {
+            k.acknowledge(una, at, &mut acked);
+        }
+        for a in acked.drain(..) {
+            self.delivered(at, a, out);
+        }
+        self.scratch = acked;
+    }
+
+    fn delivered(&mut self, at: Mono, a: Awaited, out: &mut Vec<Event>) {
+        let Some(room) = self.rooms.current(a.slot, a.generation) else { return };
+        if let Some(m) = room.marks.iter_mut().rev().find(|m| m.kind == a.kind && m.end == a.end) {
+            m.acknowledged = Some(true);
+        }
+        let Some(link) = room.links.get_mut(usize::from(a.link)) else { return };
+        match a.kind {
+            Kind::Status => {
+                link.status_delivery = Delivery::Acknowledged;
+                self.settle(a.slot, at, out);
+            }
+            Kind::Metadata => link.metadata_delivery = Delivery::Acknowledged,
+            _ => {}
+        }
+    }
+
+    /// The listening side of a connection.
+    fn listening(&mut self, c: &Connection, direction: Direction) -> Option<EndpointId> {
+        if let Some(k) = self.connections.get(c.socket) {
+            return Some(k.target);
+        }
+        let guess = match direction {
+            Direction::Sent => c.addresses.peer,
+            Direction::Received => c.addresses.local,
+        };
+        let other = match direction {
+            Direction::Sent => c.addresses.local,
+            Direction::Received => c.addresses.peer,
+        };
+        let known = self.peers.find(guess, c.netns).or_else(|| self.peers.find(other, c.netns));
+        // A local port is one of few; a remote one could be anything.
+        known.or_else(|| {
+            (direction == Direction::Received)
+                .then(|| self.peers.endpoint(guess, c.netns, &mut self.tally.turned_away))
+        })
+    }
+
+    pub(crate) fn lossy(&mut self, at: Mono, c: &Connection, direction: Direction) {
+        let Some(target) = self.listening(c, direction) else { return };
+        let listens_here = self.peers.address(target) == Some(c.addresses.local);
+        let other = if listens_here { c.addresses.peer } else { c.addresses.local };
+        self.peers.lose(target, other.ip(), at);
+    }
+
+    pub(crate) fn foreign(&mut self, at: Mono, c: &Connection, direction: Direction, frames: u16) {
+        let Some(target) = self.listening(c, direction) else { return };
+        let peer = if direction == Direction::Received { c.addresses.peer } else { c.addresses.local };
+        if let Some(e) = self.peers.get_mut(target) {
+            e.foreign = Some(ForeignMark { at, peer, frames });
+        }
+    }
+}

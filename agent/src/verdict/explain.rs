@@ -1,0 +1,307 @@
+//! Words of a verdict: evidence, other readings, what to do. Made when someone reads it, never per message.
+//!
+//! Pure. Moments are given as seconds after the room was first seen (`+1.234 s`).
+
+use std::net::SocketAddr;
+
+use crate::event::{Mono, SECOND};
+use crate::rooms::model::{Completeness, Phase, Role};
+use crate::verdict::actions::actions;
+use crate::verdict::candidates::candidates;
+use crate::verdict::facts::{Dummies, Facts, Sent};
+use crate::verdict::judge::{Judgement, OVERTAKEN, Who};
+use crate::verdict::model::{Class, Party, Verdict};
+
+impl Facts {
+    /// The party that a judgement names.
+    pub(crate) fn party(&self, who: Who) -> Option<Party> {
+        match who {
+            Who::Prefill => Some(self.prefill.clone()),
+            Who::Decode => Some(self.decode.clone()),
+            Who::MissingDecode => self.missing.first().cloned().or_else(|| Some(self.decode.clone())),
+            Who::SilentPrefill => self.untold.first().cloned().or_else(|| Some(self.prefill.clone())),
+            Who::Router => Some(Party { role: None, rank: None, endpoint: None, task: None, local: None }),
+            Who::Nobody => None,
+        }
+    }
+
+    /// A moment in words.
+    pub(crate) fn moment(&self, at: Mono) -> String {
+        format!("+{} s", seconds(at.since(self.opened_at)))
+    }
+}
+
+/// Nanoseconds as seconds with three digits.
+pub(crate) fn seconds(nanos: u64) -> String {
+    format!("{}.{:03}", nanos / SECOND, nanos % SECOND / 1_000_000)
+}
+
+/// An endpoint in words.
+pub(crate) fn named(party: &Party) -> String {
+    let role = party.role.map_or("router or client", Role::label);
+    let rank = party.rank.map(|r| format!(" rank {r}")).unwrap_or_default();
+    let at = party.endpoint.map(|e: SocketAddr| format!(" at {e}")).unwrap_or_default();
+    format!("{role}{rank}{at}")
+}
+
+/// The whole verdict.
+pub(crate) fn explain(f: &Facts, j: &Judgement) -> Verdict {
+    Verdict {
+        class: j.class,
+        confidence: j.confidence,
+        owed_by: f.party(j.owes),
+        act_on: f.party(j.act_on),
+        expected: j.expected,
+        candidates: candidates(f, j),
+        ends_by_itself: j.ends.clone(),
+        evidence: evidence(f, j),
+        actions: actions(f, j),
+        group: j.group,
+        since: j.since,
+    }
+}
+
+fn evidence(f: &Facts, j: &Judgement) -> Vec<String> {
+    let mut lines = Vec::new();
+    asked(f, &mut lines);
+    abort(f, &mut lines);
+    progress(f, j, &mut lines);
+    delivery(f, &mut lines);
+    others(f, j, &mut lines);
+    peers(f, &mut lines);
+    limits(f, j, &mut lines);
+    lines
+}
+
+fn asked(f: &Facts, lines: &mut Vec<String>) {
+    let (prefill, decode) = (named(&f.prefill), named(&f.decode));
+    if let Some(at) = f.bootstrap_at {
+        lines.push(format!("BOOTSTRAP from {decode} to {prefill} at {}", f.moment(at)));
+    }
+    if let Some(at) = f.computed_at {
+        lines.push(format!("STATUS 2 (computed, allocate now) from {prefill} at {}", f.moment(at)));
+    }
+    match f.metadata_at {
+        Some(at) => {
+            lines.push(format!("METADATA ({} pages) from {decode} to {prefill} at {}", f.pages, f.moment(at)))
+        }
+        None => lines.push(format!("no METADATA of this room was seen between {decode} and {prefill}")),
+    }
+    if f.role == Role::Prefill && f.required.is_some_and(|r| r != f.got) {
+        lines.push(format!(
+            "{prefill} has METADATA of {} distinct sessions and waits for {}",
+            f.got,
+            f.required.unwrap_or_default()
+        ));
+    }
+    for m in &f.missing {
+        lines.push(format!("{} registered at {prefill} and has not sent METADATA of this room", named(m)));
+    }
+    if let Some(at) = f.duplicate {
+        lines.push(format!(
+            "a second METADATA of the same room and session with another buffer slot came at {} while the \
+             first lived",
+            f.moment(at)
+        ));
+    }
+    match f.dummies {
+        Dummies::Some => {}
+        Dummies::All => {
+            lines.push("only dummy ranks of this room are seen here: they owe nothing".to_owned())
+        }
+        Dummies::Unknown => lines.push(
+            "an empty index frame of this layout means a dummy rank or a full cache hit: it cannot be told"
+                .to_owned(),
+        ),
+    }
+}
+
+fn abort(f: &Facts, lines: &mut Vec<String>) {
+    let Some(a) = f.abort else { return };
+    let when = if a.before_metadata { "without METADATA before it" } else { "after METADATA" };
+    lines.push(format!("ABORT from {} at {}, {when}", named(&f.decode), f.moment(a.at)));
+    match a.acknowledged {
+        Some(at) if a.before_metadata => lines.push(format!(
+            "ABORT_ACK at {}: the receive loop lives, but an ABORT without effect is acknowledged too",
+            f.moment(at)
+        )),
+        Some(at) => lines.push(format!("ABORT_ACK at {}", f.moment(at))),
+        None if a.generation => lines.push("no ABORT_ACK, though this ABORT asks for one".to_owned()),
+        None => lines.push("no ABORT_ACK (an ABORT without generation need not get one)".to_owned()),
+    }
+}
+
+fn progress(f: &Facts, j: &Judgement, lines: &mut Vec<String>) {
+    for (party, status) in &f.told {
+        lines.push(format!("{} said {}", named(party), status.name()));
+    }
+    for party in &f.untold {
+        if !f.told.is_empty() {
+            lines.push(format!("{} has said nothing", named(party)));
+        }
+    }
+    if !f.ambiguous.is_empty() {
+        let list: Vec<_> = f.ambiguous.iter().map(ToString::to_string).collect();
+        lines.push(format!("which of the prefill ranks at {} said what cannot be told here", list.join(", ")));
+    }
+    if let Some(at) = f.failed_inside {
+        lines.push(format!("a pipeline rank of prefill reported Failed at {} inside prefill", f.moment(at)));
+    }
+    if let Some(at) = f.staging_wait {
+        lines.push(format!("STAGING_REQ at {} has no STAGING_RSP", f.moment(at)));
+    }
+    if f.overdue() && !matches!(j.class, Class::NotApplicable) {
+        lines.push(format!(
+            "{} for {} s; overdue after {} s ({})",
+            phase_words(f.phase),
+            seconds(f.now.since(f.since)),
+            seconds(f.threshold),
+            basis(f)
+        ));
+    }
+}
+
+const fn phase_words(phase: Phase) -> &'static str {
+    match phase {
+        Phase::Bootstrap => "METADATA incomplete",
+        Phase::Transfer => "no STATUS since METADATA was complete",
+        Phase::Conclude => "not every STATUS there since the first one",
+        Phase::Abort => "nothing in answer to ABORT",
+        Phase::Compute => "no STATUS 2 since BOOTSTRAP",
+        Phase::Done => "done",
+    }
+}
+
+fn basis(f: &Facts) -> String {
+    if f.samples < 100 {
+        format!("the floor: only {} such phases of this pair were measured", f.samples)
+    } else {
+        format!("from {} such phases of this pair", f.samples)
+    }
+}
+
+fn delivery(f: &Facts, lines: &mut Vec<String>) {
+    for (what, sent) in [("METADATA", f.metadata_sent), ("STATUS", f.status_sent)] {
+        match sent {
+            Sent::Unknown => {}
+            Sent::Acknowledged(at) => {
+                lines.push(format!("the peer's kernel acknowledged the {what} sent at {}", f.moment(at)))
+            }
+            Sent::Waiting(at) => lines
+                .push(format!("the peer's kernel has not acknowledged the {what} sent at {}", f.moment(at))),
+            Sent::Lost { sent, at, error } => lines.push(format!(
+                "{what} sent at {} was never acknowledged, and its connection ended at {} ({})",
+                f.moment(sent),
+                f.moment(at),
+                errno(error)
+            )),
+        }
+    }
+    if let Some((at, error)) = f.refused {
+        lines.push(format!(
+            "connect to {} failed at {} ({}) and none has succeeded since",
+            named(&f.decode),
+            f.moment(at),
+            errno(error)
+        ));
+    }
+}
+
+fn others(f: &Facts, j: &Judgement, lines: &mut Vec<String>) {
+    if !matches!(f.phase, Phase::Transfer | Phase::Compute) {
+        return;
+    }
+    let o = &f.others;
+    if o.overtaken >= OVERTAKEN {
+        lines.push(format!(
+            "overtaken by at least {} rooms of the same session with as many pages and later METADATA",
+            o.overtaken
+        ));
+    }
+    if j.class == Class::Queued {
+        lines.push("rooms asked for earlier still conclude, in order: the queue drains".to_owned());
+    } else if o.session_answers {
+        lines.push("later rooms of the same rank and session were answered".to_owned());
+    } else if o.rank_answers {
+        lines.push(format!(
+            "the rank answers later rooms of other sessions; {} of this session since its last answer are \
+             unanswered",
+            o.silent_in_session
+        ));
+    } else {
+        let last = o.last_answer.map_or_else(|| "none was seen".to_owned(), |at| ago(f, at));
+        lines.push(format!(
+            "the rank has answered none of the {} rooms asked of it since its last answer ({last})",
+            o.silent_at_rank
+        ));
+    }
+    if let Some(x) = f.foreign {
+        let what = if x.frames == 0 {
+            "bytes that are not ZMTP".to_owned()
+        } else {
+            format!("a message of no known kind with {} frames", x.frames)
+        };
+        lines.push(format!("{what} came to {} from {}, {}", named(&f.prefill), x.peer, ago(f, x.at)));
+    }
+}
+
+fn ago(f: &Facts, at: Mono) -> String {
+    if at >= f.opened_at {
+        format!("at {}", f.moment(at))
+    } else {
+        format!("{} s before the room began", seconds(f.opened_at.since(at)))
+    }
+}
+
+fn peers(f: &Facts, lines: &mut Vec<String>) {
+    for (lost, party) in [(f.prefill_lost, &f.prefill), (f.decode_lost, &f.decode)] {
+        if let Some(l) = lost {
+            let what = if l.listener { "the listener closed" } else { "every connection is gone" };
+            lines.push(format!("{}: {what} since {}", named(party), ago(f, l.at)));
+        }
+    }
+    match f.completeness {
+        Completeness::Full => {}
+        Completeness::Preexisting => lines
+            .push("the room may be older than the agent: messages before it cannot be excluded".to_owned()),
+        Completeness::Partial => lines.push("some of its connections cannot be read".to_owned()),
+        Completeness::Lossy => {
+            lines.push("bytes were missed in a stretch that its messages can lie in".to_owned());
+        }
+    }
+}
+
+fn limits(f: &Facts, j: &Judgement, lines: &mut Vec<String>) {
+    match j.class {
+        Class::CompletionNotObservable => {
+            lines.push("this release does not say Success on the wire: silence says nothing".to_owned())
+        }
+        Class::TransferNotConcluded
+        | Class::TransferWorkerSilent
+        | Class::ReceiverSilent
+        | Class::AwaitingPrefill => lines.push(
+            "from frames alone a prefill that queues or computes looks the same: silence is `possible` only"
+                .to_owned(),
+        ),
+        Class::AbortBeforeEntry => {
+            lines.push("a client that hung up on both sides looks the same from frames alone".to_owned())
+        }
+        _ => {}
+    }
+    if f.role == Role::Decode && !f.has_prefill {
+        lines.push("prefill's side is not seen from this host".to_owned());
+    }
+}
+
+/// The errno that a connection ended with (Linux, `include/uapi/asm-generic/errno.h`).
+fn errno(error: u32) -> String {
+    match error {
+        0 => "closed".to_owned(),
+        32 => "broken pipe".to_owned(),
+        104 => "reset by peer".to_owned(),
+        110 => "timed out".to_owned(),
+        111 => "refused".to_owned(),
+        113 => "no route to host".to_owned(),
+        n => format!("errno {n}"),
+    }
+}

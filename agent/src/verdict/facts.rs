@@ -1,0 +1,155 @@
+//! What a verdict rests on: the facts of one room as one role's view has them, collected at one moment.
+//!
+//! Plain data. Collected by [`crate::rooms`], judged by [`crate::verdict::judge`], worded by
+//! [`crate::verdict::explain`].
+
+use std::net::SocketAddr;
+
+use crate::event::Mono;
+use crate::rooms::model::{Completeness, Phase, Role};
+use crate::sglang::message::{Backend, KvPoll, Releases};
+use crate::verdict::model::Party;
+
+/// Whether the ranks asked owe anything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Dummies {
+    /// Some of them do.
+    Some,
+    /// All of them are dummies.
+    All,
+    /// It rests on ranks of which the layout cannot tell.
+    Unknown,
+}
+
+/// An ABORT of this room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct AbortFact {
+    pub(crate) at: Mono,
+    pub(crate) generation: bool,
+    pub(crate) before_metadata: bool,
+    pub(crate) acknowledged: Option<Mono>,
+}
+
+/// What became of a sent message.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Sent {
+    /// Not sent from this host, or nothing known.
+    #[default]
+    Unknown,
+    /// The peer's kernel has it.
+    Acknowledged(Mono),
+    /// The peer's kernel had not acknowledged it when last looked, with when it was sent.
+    Waiting(Mono),
+    /// Its connection ended before the peer's kernel had it.
+    Lost { sent: Mono, at: Mono, error: u32 },
+}
+
+/// What the prefill rank did with other rooms.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Others {
+    /// Rooms of the same session, METADATA later, at least as many pages, concluded.
+    pub(crate) overtaken: u32,
+    /// The same over all sessions of the rank.
+    pub(crate) overtaken_at_rank: u32,
+    /// Last time a room of the same session with earlier METADATA concluded.
+    pub(crate) drained: Option<Mono>,
+    /// The same over all sessions of the rank.
+    pub(crate) drained_at_rank: Option<Mono>,
+    /// A later METADATA of the same session was answered.
+    pub(crate) session_answers: bool,
+    /// A later METADATA of any session was answered, or a later ABORT acknowledged.
+    pub(crate) rank_answers: bool,
+    /// METADATA of this session, and of the rank, after the last that was answered.
+    pub(crate) silent_in_session: u32,
+    pub(crate) silent_at_rank: u32,
+    /// When the rank last answered anything.
+    pub(crate) last_answer: Option<Mono>,
+}
+
+/// Something foreign on the rank's port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ForeignFact {
+    pub(crate) at: Mono,
+    pub(crate) peer: SocketAddr,
+    pub(crate) frames: u16,
+}
+
+/// A peer that went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LostFact {
+    pub(crate) at: Mono,
+    /// Its listener closed on this host (its process is gone), not only its connections.
+    pub(crate) listener: bool,
+}
+
+/// Timers and limits that the judge needs, nanoseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Limits {
+    pub(crate) floor: u64,
+    pub(crate) ceiling: u64,
+    pub(crate) bootstrap_timeout: u64,
+    pub(crate) waiting_timeout: u64,
+}
+
+/// Everything.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Facts {
+    pub(crate) room: u64,
+    pub(crate) now: Mono,
+    pub(crate) opened_at: Mono,
+    pub(crate) role: Role,
+    pub(crate) has_prefill: bool,
+    pub(crate) has_decode: bool,
+    pub(crate) limits: Limits,
+    pub(crate) phase: Phase,
+    pub(crate) since: Mono,
+    pub(crate) threshold: u64,
+    pub(crate) samples: u32,
+    pub(crate) backend: Option<Backend>,
+    pub(crate) releases: Option<Releases>,
+    pub(crate) completeness: Completeness,
+    pub(crate) dummies: Dummies,
+    /// Success of this rank is to be seen on the wire.
+    pub(crate) observable: bool,
+    pub(crate) got: u32,
+    pub(crate) required: Option<u32>,
+    pub(crate) metadata_at: Option<Mono>,
+    pub(crate) pages: u64,
+    pub(crate) bootstrap_at: Option<Mono>,
+    pub(crate) computed_at: Option<Mono>,
+    pub(crate) abort: Option<AbortFact>,
+    pub(crate) duplicate: Option<Mono>,
+    pub(crate) failed_inside: Option<Mono>,
+    pub(crate) staging_wait: Option<Mono>,
+    /// The prefill rank and the decode rank that it is about.
+    pub(crate) prefill: Party,
+    pub(crate) decode: Party,
+    /// Decode's session.
+    pub(crate) session: String,
+    /// Decode ranks that registered at this prefill rank and have not sent METADATA.
+    pub(crate) missing: Vec<Party>,
+    /// Prefill ranks (or decode endpoints) that were told and that were not.
+    pub(crate) told: Vec<(Party, KvPoll)>,
+    pub(crate) untold: Vec<Party>,
+    /// Endpoints of these ranks, where it cannot be told which is which.
+    pub(crate) ambiguous: Vec<SocketAddr>,
+    pub(crate) others: Others,
+    pub(crate) foreign: Option<ForeignFact>,
+    pub(crate) metadata_sent: Sent,
+    pub(crate) status_sent: Sent,
+    /// A connect to decode's endpoint failed and none has succeeded since.
+    pub(crate) refused: Option<(Mono, u32)>,
+    /// A connection to decode's endpoint was ever open.
+    pub(crate) decode_reached: bool,
+    pub(crate) prefill_lost: Option<LostFact>,
+    pub(crate) decode_lost: Option<LostFact>,
+    /// Since when it is pinned, if it is.
+    pub(crate) pinned_since: Option<Mono>,
+}
+
+impl Facts {
+    /// Whether the phase has lasted longer than its threshold.
+    pub(crate) fn overdue(&self) -> bool {
+        self.now.since(self.since) >= self.threshold
+    }
+}

@@ -1,0 +1,394 @@
+//! Facts → class, confidence, debtor. The rules are those of docs/verdicts.md, in its order.
+//!
+//! Pure. Silence alone never gets above `possible`.
+
+use std::net::SocketAddr;
+
+use crate::event::{Mono, SECOND};
+use crate::rooms::model::{Completeness, Phase, Role};
+use crate::sglang::message::{Backend, Kind, Release, Releases};
+use crate::verdict::facts::{AbortFact, Dummies, Facts, Sent};
+use crate::verdict::model::{Class, Confidence, EndsByItself};
+
+/// As many later rooms must have concluded before being passed says anything: schedulers reorder a few
+/// (longest prefix match, priority, shortest first).
+pub(crate) const OVERTAKEN: u32 = 3;
+
+/// As many unanswered rooms must there be before a rank is called silent without another sign.
+const SILENT_RANK: u32 = 3;
+
+/// The same for one session of a rank that answers others.
+const SILENT_SESSION: u32 = 2;
+
+/// After an ABORT decode holds its pages this long at most (`SGLANG_DISAGGREGATION_..._DEFERRED_DECODE_KV_
+/// RELEASE_TIMEOUT`, SGLang 0.5.19–0.5.23), and a room whose ABORT had an entry to fail is over.
+pub(crate) const ABORT_RELEASE: u64 = 30 * SECOND;
+
+/// A decode engine notices a dead prefill by its heartbeat: two misses at five seconds each, and the time of
+/// the requests (`SGLANG_DISAGGREGATION_HEARTBEAT_INTERVAL`, `..._MAX_FAILURE`).
+pub(crate) const HEARTBEAT: u64 = 20 * SECOND;
+
+/// Who owes, or on whom to act.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Who {
+    /// The prefill rank.
+    Prefill,
+    /// The decode rank.
+    Decode,
+    /// The decode rank that has not sent its METADATA.
+    MissingDecode,
+    /// The prefill rank that has not said how it ended.
+    SilentPrefill,
+    /// Neither engine: a router or client.
+    Router,
+    /// Nobody.
+    Nobody,
+}
+
+/// A verdict without its words; those are made when someone reads it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Judgement {
+    /// View that it was judged from.
+    pub(crate) role: Role,
+    pub(crate) class: Class,
+    pub(crate) confidence: Confidence,
+    pub(crate) owes: Who,
+    /// Endpoint of the debtor, for the change of debtor and the instance label.
+    pub(crate) owes_at: Option<SocketAddr>,
+    pub(crate) act_on: Who,
+    pub(crate) expected: Option<Kind>,
+    pub(crate) ends: Option<EndsByItself>,
+    pub(crate) group: u64,
+    pub(crate) since: Mono,
+}
+
+impl Judgement {
+    /// Whether others must hear that `self` took the place of `old`.
+    pub(crate) fn differs(&self, old: &Self) -> bool {
+        (self.class, self.confidence, self.owes_at) != (old.class, old.confidence, old.owes_at)
+    }
+}
+
+/// Bootstrap timeout: prefill, from the making of the sender (`disaggregation/common/conn.py`).
+const BOOTSTRAP_TIMER: &str = "prefill's SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT, 300 s by default";
+/// Waiting timeout: decode, from METADATA; from 0.5.13 it sends ABORT when it expires.
+const WAITING_TIMER: &str = "decode's SGLANG_DISAGGREGATION_WAITING_TIMEOUT, 300 s by default";
+const HEARTBEAT_TIMER: &str =
+    "decode's heartbeat (SGLANG_DISAGGREGATION_HEARTBEAT_INTERVAL, _MAX_FAILURE), 20 s by default";
+
+const fn release(minor: u16, patch: u16) -> Release {
+    Release::new(0, minor, patch, 0)
+}
+
+fn at_least(releases: Option<Releases>, wanted: Release) -> bool {
+    releases.is_some_and(|r| r.min >= wanted)
+}
+
+fn below(releases: Option<Releases>, wanted: Release) -> bool {
+    releases.is_some_and(|r| r.max < wanted)
+}
+
+/// Whether a room's Success can be seen on the wire: always but with NIXL, there from 0.5.23 on.
+pub(crate) fn success_on_wire(backend: Option<Backend>, releases: Option<Releases>) -> bool {
+    backend != Some(Backend::Nixl) || at_least(releases, release(5, 23))
+}
+
+/// What an ABORT does to a room whose METADATA was complete before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AbortEffect {
+    /// The entry is there and fails.
+    Fails,
+    /// It is dropped (M6: mori 0.5.13–0.5.18 calls it malformed).
+    Dropped,
+    /// It may find no entry although METADATA came (M44: NIXL up to 0.5.21).
+    MayVanish,
+}
+
+/// See [`AbortEffect`].
+pub(crate) fn abort_effect(backend: Option<Backend>, releases: Option<Releases>) -> AbortEffect {
+    match backend {
+        Some(Backend::Mooncake) => AbortEffect::Fails,
+        Some(Backend::Mori) if below(releases, release(5, 19)) => AbortEffect::Dropped,
+        Some(Backend::Mori) if at_least(releases, release(5, 19)) => AbortEffect::Fails,
+        Some(Backend::Nixl) if at_least(releases, release(5, 22)) => AbortEffect::Fails,
+        _ => AbortEffect::MayVanish,
+    }
+}
+
+/// Whether prefill fails a room by itself that never got past Bootstrapping: not in NIXL before 0.5.18.
+pub(crate) fn bootstrap_applies(backend: Option<Backend>, releases: Option<Releases>) -> bool {
+    backend != Some(Backend::Nixl) || at_least(releases, release(5, 18))
+}
+
+/// Prefill's own timer for a room that never got past Bootstrapping; none in NIXL before 0.5.18.
+pub(crate) fn bootstrap_timer(f: &Facts, from: Mono) -> Option<EndsByItself> {
+    bootstrap_applies(f.backend, f.releases)
+        .then(|| EndsByItself { timer: BOOTSTRAP_TIMER, at: from.plus(f.limits.bootstrap_timeout) })
+}
+
+/// Decode's timer; it helps prefill only where ABORT exists (from 0.5.13), and only while it is not past.
+fn waiting_timer(f: &Facts) -> Option<EndsByItself> {
+    let from = f.metadata_at?;
+    let at = from.plus(f.limits.waiting_timeout);
+    let told = f.role == Role::Decode || at_least(f.releases, release(5, 13));
+    (told && at > f.now && f.decode_lost.is_none()).then_some(EndsByItself { timer: WAITING_TIMER, at })
+}
+
+/// Judges one view. `None`: nothing is overdue.
+pub(crate) fn judge(f: &Facts) -> Option<Judgement> {
+    if let Some(j) = proven(f) {
+        return Some(j);
+    }
+    if !f.overdue() {
+        return None;
+    }
+    Some(not_a_pin(f).or_else(|| transport(f)).or_else(|| lost_peer(f)).unwrap_or_else(|| by_phase(f)))
+}
+
+/// Facts that need no timer.
+fn proven(f: &Facts) -> Option<Judgement> {
+    if let Sent::Lost { at, .. } = f.status_sent {
+        let j = Draft::new(Class::StatusLost, Confidence::Certain, Who::Prefill, Some(Kind::Status));
+        return Some(j.act_on(Who::Decode).ends(waiting_timer(f)).since(at).done(f));
+    }
+    if let (Sent::Lost { at, .. }, Phase::Transfer | Phase::Bootstrap) = (f.metadata_sent, f.phase) {
+        let j = Draft::new(Class::StaleEndpoint, Confidence::Certain, Who::Decode, Some(Kind::Metadata));
+        return Some(j.ends(waiting_timer(f)).since(at).done(f));
+    }
+    None
+}
+
+/// Overdue, but no pin.
+fn not_a_pin(f: &Facts) -> Option<Judgement> {
+    let silent = |class| Some(Draft::new(class, Confidence::Possible, Who::Nobody, None).done(f));
+    match f.completeness {
+        Completeness::Lossy | Completeness::Preexisting | Completeness::Partial => {
+            return silent(Class::Unknown);
+        }
+        Completeness::Full => {}
+    }
+    match f.dummies {
+        Dummies::All => return silent(Class::NotApplicable),
+        Dummies::Unknown => return silent(Class::Unknown),
+        Dummies::Some => {}
+    }
+    let waits = matches!(f.phase, Phase::Transfer | Phase::Conclude);
+    if waits && !f.observable {
+        return silent(Class::CompletionNotObservable);
+    }
+    None
+}
+
+/// Something in the way of the message.
+fn transport(f: &Facts) -> Option<Judgement> {
+    if f.role != Role::Prefill || f.phase == Phase::Bootstrap || f.phase == Phase::Abort {
+        return None;
+    }
+    let lost = Draft::new(Class::StatusLost, Confidence::Likely, Who::Prefill, Some(Kind::Status));
+    if let Some((at, _)) = f.refused.filter(|(at, _)| *at >= f.opened_at) {
+        return Some(lost.act_on(Who::Decode).ends(waiting_timer(f)).since(at).done(f));
+    }
+    if let Sent::Waiting(_) = f.status_sent {
+        return Some(lost.act_on(Who::Decode).ends(waiting_timer(f)).done(f));
+    }
+    None
+}
+
+/// A peer that went while the room was open, before it was pinned for another cause.
+fn lost_peer(f: &Facts) -> Option<Judgement> {
+    if f.phase == Phase::Abort {
+        return None;
+    }
+    let before_pin = |at: Mono| at >= f.opened_at && f.pinned_since.is_none_or(|p| at < p);
+    let (who, lost, survivor) = match f.role {
+        Role::Prefill => (Who::Decode, f.decode_lost, Who::Prefill),
+        Role::Decode => (Who::Prefill, f.prefill_lost, Who::Decode),
+    };
+    let lost = lost.filter(|l| before_pin(l.at))?;
+    let ends = match f.role {
+        Role::Prefill if f.phase == Phase::Bootstrap => bootstrap_timer(f, f.since),
+        Role::Prefill => None,
+        Role::Decode => Some(EndsByItself { timer: HEARTBEAT_TIMER, at: lost.at.plus(HEARTBEAT) }),
+    };
+    let expected = if f.role == Role::Prefill { Kind::Metadata } else { Kind::Status };
+    let draft = Draft::new(Class::PeerLost, Confidence::Possible, who, Some(expected));
+    Some(draft.act_on(survivor).ends(ends).done(f))
+}
+
+fn by_phase(f: &Facts) -> Judgement {
+    if let Some(at) = f.failed_inside.filter(|_| f.role == Role::Decode) {
+        let j = Draft::new(Class::PeerNotTold, Confidence::Likely, Who::Nobody, Some(Kind::Status));
+        return j.act_on(Who::Decode).ends(waiting_timer(f)).since(at).done(f);
+    }
+    if f.duplicate.is_some() && f.phase != Phase::Abort {
+        let j = Draft::new(Class::DuplicateRoom, Confidence::Possible, Who::Router, Some(Kind::Status));
+        return j.act_on(Who::Prefill).ends(waiting_timer(f)).done(f);
+    }
+    match f.phase {
+        Phase::Abort => aborted(f),
+        Phase::Bootstrap if f.computed_at.is_some() && f.got == 0 => metadata_missing(f),
+        Phase::Bootstrap => metadata_incomplete(f),
+        Phase::Conclude | Phase::Done => concluding(f),
+        Phase::Compute | Phase::Transfer => waiting(f),
+    }
+}
+
+/// ABORT, and nothing came of it.
+fn aborted(f: &Facts) -> Judgement {
+    let from = f.abort.map_or(f.since, |a: AbortFact| a.at);
+    // M44 (NIXL up to 0.5.21) reaches the inflight queue, which no timer empties.
+    let never = f.backend == Some(Backend::Nixl) && !at_least(f.releases, release(5, 22));
+    let ends = if never { None } else { bootstrap_timer(f, from) };
+    let j = Draft::new(Class::AbortBeforeEntry, Confidence::Possible, Who::Prefill, Some(Kind::Status));
+    j.act_on(Who::Prefill).ends(ends).done(f)
+}
+
+fn metadata_incomplete(f: &Facts) -> Judgement {
+    let ends = bootstrap_timer(f, f.since);
+    let who = if f.missing.is_empty() { Who::Decode } else { Who::MissingDecode };
+    let j = Draft::new(Class::MetadataIncomplete, Confidence::Possible, who, Some(Kind::Metadata));
+    j.act_on(who).ends(ends).done(f)
+}
+
+/// `prefill_complete`: prefill is done and said so, decode has not asked.
+fn metadata_missing(f: &Facts) -> Judgement {
+    let j = Draft::new(Class::MetadataMissing, Confidence::Possible, Who::Decode, Some(Kind::Metadata));
+    j.ends(bootstrap_timer(f, f.since)).done(f)
+}
+
+/// Some ranks have said how it ended, others not.
+fn concluding(f: &Facts) -> Judgement {
+    let late = f.now.since(f.since) >= f.limits.ceiling.max(f.threshold);
+    // No queueing and no computing is left once one rank has concluded: the ceiling excludes both.
+    let confidence = if late { Confidence::Likely } else { Confidence::Possible };
+    if f.untold.is_empty() {
+        // Prefill has told all; decode, on this host too, has not heard.
+        let j = Draft::new(Class::StatusLost, confidence, Who::Prefill, Some(Kind::Status));
+        return j.act_on(Who::Decode).ends(waiting_timer(f)).done(f);
+    }
+    let j = Draft::new(Class::RanksDisagree, confidence, Who::SilentPrefill, Some(Kind::Status));
+    j.act_on(Who::SilentPrefill).ends(waiting_timer(f)).done(f)
+}
+
+/// All was asked, nothing was said.
+fn waiting(f: &Facts) -> Judgement {
+    let class = if queued(f) {
+        Class::Queued
+    } else if f.role == Role::Decode {
+        if f.missing.is_empty() { Class::AwaitingPrefill } else { return metadata_incomplete(f) }
+    } else {
+        separate(f)
+    };
+    let j = Draft::new(class, Confidence::Possible, Who::Prefill, Some(Kind::Status));
+    j.ends(waiting_timer(f)).done(f)
+}
+
+/// A queue that drains in order: rooms asked for earlier still conclude, those asked for later do not.
+fn queued(f: &Facts) -> bool {
+    let lately = |at: Option<Mono>| at.is_some_and(|at| f.now.since(at) < f.limits.floor / 2);
+    let o = &f.others;
+    (lately(o.drained) && o.overtaken < OVERTAKEN)
+        || (lately(o.drained_at_rank) && o.overtaken_at_rank < OVERTAKEN && !o.session_answers)
+}
+
+/// Which silence it is (facts, "Reading a stuck room").
+fn separate(f: &Facts) -> Class {
+    let o = &f.others;
+    if o.session_answers {
+        return Class::TransferNotConcluded;
+    }
+    if o.rank_answers {
+        let several = o.silent_in_session >= SILENT_SESSION;
+        return if several { Class::TransferWorkerSilent } else { Class::TransferNotConcluded };
+    }
+    let foreign = f.foreign.is_some_and(|x| o.last_answer.is_none_or(|a| x.at >= a));
+    if foreign || o.silent_at_rank >= SILENT_RANK {
+        Class::ReceiverSilent
+    } else {
+        Class::TransferNotConcluded
+    }
+}
+
+/// A judgement in the making.
+struct Draft {
+    class: Class,
+    confidence: Confidence,
+    owes: Who,
+    act_on: Who,
+    expected: Option<Kind>,
+    ends: Option<EndsByItself>,
+    since: Option<Mono>,
+}
+
+impl Draft {
+    const fn new(class: Class, confidence: Confidence, owes: Who, expected: Option<Kind>) -> Self {
+        Self { class, confidence, owes, act_on: owes, expected, ends: None, since: None }
+    }
+
+    const fn act_on(mut self, who: Who) -> Self {
+        self.act_on = who;
+        self
+    }
+
+    const fn ends(mut self, ends: Option<EndsByItself>) -> Self {
+        self.ends = ends;
+        self
+    }
+
+    /// From when it holds, where a fact and not the clock says so.
+    const fn since(mut self, at: Mono) -> Self {
+        self.since = Some(at);
+        self
+    }
+
+    fn done(self, f: &Facts) -> Judgement {
+        let owes_at = f.party(self.owes).and_then(|p| p.endpoint);
+        Judgement {
+            role: f.role,
+            class: self.class,
+            confidence: self.confidence,
+            owes: self.owes,
+            owes_at,
+            act_on: self.act_on,
+            expected: self.expected,
+            ends: self.ends,
+            group: group(f, self.class, owes_at),
+            since: self.since.unwrap_or_else(|| f.since.plus(f.threshold)),
+        }
+    }
+}
+
+/// Names a cause: the same on every run and after a restart, so it is hashed from texts (FNV-1a, 64 bits).
+fn group(f: &Facts, class: Class, owes_at: Option<SocketAddr>) -> u64 {
+    use std::fmt::Write as _;
+    let mut hash = Fnv(0xcbf2_9ce4_8422_2325);
+    let endpoint = |at: Option<SocketAddr>| at.map_or_else(String::new, |a| a.to_string());
+    let prefill = endpoint(f.prefill.endpoint);
+    let decode = endpoint(f.decode.endpoint);
+    let _ = write!(hash, "{}|", class.label());
+    let _ = match class {
+        // One rank.
+        Class::ReceiverSilent | Class::RanksDisagree => write!(hash, "{}", endpoint(owes_at)),
+        // One endpoint that cannot be reached or went.
+        Class::StatusLost => write!(hash, "{decode}"),
+        Class::PeerLost => write!(hash, "{}", endpoint(owes_at)),
+        // One room by its nature.
+        Class::DuplicateRoom => write!(hash, "{}", f.room),
+        Class::MetadataIncomplete => write!(hash, "{prefill}|{}", endpoint(owes_at)),
+        Class::AbortBeforeEntry => write!(hash, "{prefill}"),
+        // One worker or connection: a rank and a session.
+        _ => write!(hash, "{prefill}|{}", f.session),
+    };
+    hash.0
+}
+
+struct Fnv(u64);
+
+impl std::fmt::Write for Fnv {
+    fn write_str(&mut self, s: &str) -> std::fmt::Result {
+        for b in s.bytes() {
+            self.0 = (self.0 ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3);
+        }
+        Ok(())
+    }
+}
