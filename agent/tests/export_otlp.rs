@@ -7,12 +7,12 @@ use opentelemetry_proto::tonic::collector::logs::v1::ExportLogsServiceRequest;
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
 use opentelemetry_proto::tonic::metrics::v1::{metric, number_data_point};
 use opentelemetry_proto::tonic::trace::v1::status::StatusCode;
+use rooms::model::Event;
 use roomtrace::export::clock::Clock;
 use roomtrace::export::counters::{Reason, Signal};
 use roomtrace::export::otlp::{Compression, OtlpConfig, Protocol, QueueConfig, Secret, TlsConfig};
 use roomtrace::export::{Exports, Options};
 use roomtrace::{event, export, rooms, sglang, verdict};
-use rooms::model::Event;
 use tokio::net::TcpListener;
 use tonic::Code;
 
@@ -64,7 +64,8 @@ fn check_life(r: &Receiver) {
     let told: Vec<_> = spans.iter().filter(|s| s.name == "room_pinned").collect();
     assert_eq!(told.len(), 2);
     assert_ne!(told[0].span_id, told[1].span_id);
-    let first = told.iter().find(|s| text(&s.attributes, "sglang.pd.confidence").unwrap() == "likely").unwrap();
+    let first =
+        told.iter().find(|s| text(&s.attributes, "sglang.pd.confidence").unwrap() == "likely").unwrap();
     assert_eq!((first.start_time_unix_nano, first.end_time_unix_nano), (nanos(0), nanos(12)));
     assert_eq!(first.status.as_ref().unwrap().code(), StatusCode::Error);
     for (key, value) in [
@@ -235,11 +236,14 @@ async fn a_receiver_that_hangs_costs_only_what_it_was_to_get() {
     }
     exports.shutdown(Duration::from_secs(3)).await;
     assert!(receiver.spans().is_empty());
-    let lost: u64 = Reason::ALL.iter().map(|r| counters.dropped(Signal::Traces, *r)).sum();
-    assert_eq!(lost, 20_000);
+    for signal in [Signal::Traces, Signal::Logs] {
+        let lost: u64 = Reason::ALL.iter().map(|r| counters.dropped(signal, *r)).sum();
+        assert_eq!(lost, 20_000, "{signal:?}");
+    }
     let lines = std::fs::read_to_string(events).unwrap().lines().count() as u64;
     assert_eq!(lines, counters.sent(Signal::Events));
-    assert_eq!(lines + counters.dropped(Signal::Events, Reason::QueueFull), 20_000);
+    let lost: u64 = Reason::ALL.iter().map(|r| counters.dropped(Signal::Events, *r)).sum();
+    assert_eq!(lines + lost, 20_000);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -326,7 +330,8 @@ async fn the_file_holds_the_same_as_the_wire_and_reads_back() {
             spans.extend(r.resource_spans.into_iter().flat_map(|r| r.scope_spans).flat_map(|s| s.spans));
         } else {
             let r: ExportLogsServiceRequest = serde_json::from_str(line).unwrap();
-            records.extend(r.resource_logs.into_iter().flat_map(|r| r.scope_logs).flat_map(|s| s.log_records));
+            records
+                .extend(r.resource_logs.into_iter().flat_map(|r| r.scope_logs).flat_map(|s| s.log_records));
         }
     }
     assert_eq!((spans, records), (receiver.spans(), receiver.records()));
@@ -374,9 +379,12 @@ async fn metrics_arrive_with_the_last_values_at_the_end() {
         let metrics = receiver.received().metrics;
         let resource = metrics[0].resource_metrics[0].resource.as_ref();
         assert_eq!(resource_text(resource, "service.name").as_deref(), Some("roomtrace"));
-        let all: Vec<_> = metrics[0].resource_metrics[0].scope_metrics.iter().flat_map(|s| &s.metrics).collect();
+        let all: Vec<_> =
+            metrics[0].resource_metrics[0].scope_metrics.iter().flat_map(|s| &s.metrics).collect();
         let named = |name: &str| all.iter().find(|m| m.name == name).unwrap_or_else(|| panic!("no {name}"));
-        let Some(metric::Data::Gauge(gauge)) = &named("roomtrace_rooms_pinned").data else { panic!("no gauge") };
+        let Some(metric::Data::Gauge(gauge)) = &named("roomtrace_rooms_pinned").data else {
+            panic!("no gauge")
+        };
         assert_eq!(gauge.data_points[0].value, Some(number_data_point::Value::AsDouble(2.0)));
         assert_eq!(text(&gauge.data_points[0].attributes, "owed_instance").as_deref(), Some("node-a"));
         let Some(metric::Data::Sum(sum)) = &named("roomtrace_rooms_closed").data else { panic!("no sum") };
@@ -392,7 +400,8 @@ async fn metrics_arrive_with_the_last_values_at_the_end() {
 async fn an_unusable_configuration_is_one_clear_error() {
     for (config, needle) in [
         (to("http://".to_owned()), "export.otlp.endpoint"),
-        (to("unix:///run/x".to_owned()), "http or https"),
+        (to("unix:///run/x".to_owned()), "unix:///run/x"),
+        (to("ftp://host:1".to_owned()), "http or https"),
         (
             OtlpConfig {
                 tls: TlsConfig { ca: Some("/nonexistent/ca.pem".into()), ..TlsConfig::default() },
