@@ -37,6 +37,9 @@ pub(crate) struct Args {
     /// Start the agent only when the engines' connections are open already.
     #[arg(long, conflicts_with_all = ["replay", "record"])]
     late: bool,
+    /// Use this agent instead of building one.
+    #[arg(long, value_name = "FILE")]
+    agent: Option<PathBuf>,
 }
 
 /// Where things are.
@@ -46,21 +49,23 @@ struct Places {
     dir: PathBuf,
     /// The checked-in capture and its truth.
     bundle: PathBuf,
+    /// The agent, when it need not be built.
+    given: Option<PathBuf>,
 }
 
 impl Places {
-    fn new() -> Result<Self> {
+    fn new(given: Option<PathBuf>) -> Result<Self> {
         let root = install::root();
         let dir = root.join("target/demo");
         if dir.exists() {
             std::fs::remove_dir_all(&dir).with_context(|| format!("empty {}", dir.display()))?;
         }
         std::fs::create_dir_all(&dir).with_context(|| format!("create {}", dir.display()))?;
-        Ok(Self { bundle: root.join("xtask/demo"), dir, root })
+        Ok(Self { bundle: root.join("xtask/demo"), dir, root, given })
     }
 
     fn agent(&self) -> PathBuf {
-        self.root.join("target/release/roomtrace")
+        self.given.clone().unwrap_or_else(|| self.root.join("target/release/roomtrace"))
     }
 
     fn workload(&self) -> PathBuf {
@@ -74,7 +79,7 @@ impl Places {
 
 /// Runs it.
 pub(crate) fn run(args: &Args) -> Result<()> {
-    let places = Places::new()?;
+    let places = Places::new(args.agent.clone())?;
     if args.record {
         return record(&places);
     }
@@ -83,8 +88,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 
 /// Runs it as one of the tests. Returns what could not be shown live, with the reason.
 pub(crate) fn as_test() -> Result<Vec<String>> {
-    let args = Args { replay: false, record: false, late: false };
-    Ok(demo(&Places::new()?, &args)?.map(|why| format!("demo, live part: {why}")).into_iter().collect())
+    let args = Args { replay: false, record: false, late: false, agent: None };
+    Ok(demo(&Places::new(None)?, &args)?.map(|why| format!("demo, live part: {why}")).into_iter().collect())
 }
 
 /// Returns why it was not live.
@@ -116,6 +121,9 @@ fn build(places: &Places, with_workload: bool) -> Result<()> {
     if with_workload {
         install::debian(PACKAGES)?;
         cargo(&["build", "--quiet", "--package", "pd-workload"])?;
+    }
+    if places.given.is_some() {
+        return Ok(());
     }
     eprintln!("building the agent");
     cargo(&["build", "--quiet", "--release", "--package", "roomtrace"])
