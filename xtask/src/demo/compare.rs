@@ -176,8 +176,18 @@ fn read_found(verdict: &Value) -> Found {
             .collect(),
         owed: owed_by["role"].as_str().map(str::to_owned),
         endpoint: owed_by["endpoint"].as_str().map(str::to_owned),
-        evidence: verdict["evidence"][0].as_str().map(str::to_owned),
+        evidence: telling(&texts(&verdict["evidence"])),
     }
+}
+
+/// The line of evidence that tells most: a fact if there is one, else the last that is not said of every room.
+fn telling(evidence: &[String]) -> Option<String> {
+    const FACTS: &[&str] = &["refused", "closed", "exited", "reset", "ABORT from", "has not sent"];
+    const COMMON: &[&str] =
+        &["overdue after", "METADATA (", "kernel acknowledged", "from frames alone", "looks the same"];
+    let has = |words: &'static [&str]| move |line: &&String| words.iter().any(|word| line.contains(word));
+    let fact = evidence.iter().find(has(FACTS));
+    fact.or_else(|| evidence.iter().rfind(|line| !has(COMMON)(line))).or(evidence.first()).cloned()
 }
 
 fn rank(confidence: &str) -> usize {
