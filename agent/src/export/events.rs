@@ -16,7 +16,7 @@ use super::complaint::Complaint;
 use super::counters::{Counters, Reason, Signal};
 
 /// Items waiting at most.
-const WAITING: usize = 8192;
+const WAITING: usize = 4096;
 
 /// Of these, places that only flagged items may take: an ordinary burst leaves room for a pin.
 const RESERVED: usize = WAITING / 4;
