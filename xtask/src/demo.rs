@@ -303,10 +303,13 @@ impl Agent {
         ask().is_ok_and(|answer| answer.starts_with("HTTP/1.1 200"))
     }
 
-    fn explain(&self, places: &Places, room: &str) -> String {
+    fn explain(&self, places: &Places, room: &str) -> Result<String> {
         let url = format!("http://{}", self.listen);
-        install::output(Command::new(places.agent()).args(["explain", room, "--api", &url]))
-            .unwrap_or_else(|error| format!("{error:#}"))
+        let page = install::output(Command::new(places.agent()).args(["explain", room, "--api", &url]))?;
+        if !page.contains(room) {
+            bail!("`roomtrace explain {room}` says nothing of a room that is pinned: {page:?}");
+        }
+        Ok(page)
     }
 
     fn stop(&mut self) -> Result<()> {
