@@ -1,4 +1,4 @@
-//! `cargo xtask demo`: a real agent on a real ZeroMQ workload with pinned rooms; what was expected against what was
+//! `cargo xtask demo`: a real agent on a workload over the real libzmq, with pinned rooms; what was expected against what was
 //! found. Ends with 0 only if they agree.
 //!
 //! Without root or BPF the same workload is shown from a packet capture that lies beside this file. Opens nothing
@@ -151,8 +151,7 @@ fn live(places: &Places, late: bool) -> Result<Live> {
             Err(why) => return Ok(Live::NotPossible(why)),
         },
     };
-    workload.go(places)?;
-    let sums = workload.results()?;
+    let sums = workload.results(places)?;
     let truth = std::fs::read_to_string(places.file("truth.jsonl")).context("read the workload's truth")?;
     // Asked before anything ends: the end of a process is an event too.
     let events = || std::fs::read_to_string(places.file("events.jsonl")).context("read the agent's events");
@@ -161,12 +160,11 @@ fn live(places: &Places, late: bool) -> Result<Live> {
     agent.stop()?;
     let result = compare::compare(&truth, &events()?)?;
     workload.end(places)?;
-    show::result(
-        &result,
-        &format!("live, {sums}"),
-        page.as_ref().map(|(room, text)| (room.as_str(), text.as_str())),
-    );
-    conclude(&result, places).map(|()| Live::Shown)
+    let shown = page.as_ref().and_then(|(room, page)| Some((room.as_str(), page.as_ref().ok()?.as_str())));
+    show::result(&result, &format!("live, {sums}"), shown);
+    conclude(&result, places)?;
+    page.map(|(_, page)| page).transpose()?;
+    Ok(Live::Shown)
 }
 
 fn replay(places: &Places) -> Result<()> {
@@ -227,8 +225,7 @@ fn record(places: &Places) -> Result<()> {
         .context("start tcpdump")?;
     std::thread::sleep(Duration::from_secs(1));
     let mut workload = Workload::start(places, &["--rate", "5"])?;
-    workload.go(places)?;
-    eprintln!("recorded: {}", workload.results()?);
+    eprintln!("recorded: {}", workload.results(places)?);
     std::thread::sleep(Duration::from_millis(500));
     terminate(&mut tcpdump)?;
     let ports: Vec<String> = workload.ports.iter().map(|port| format!("port {port}")).collect();
@@ -376,17 +373,18 @@ impl Workload {
             std::thread::sleep(Duration::from_millis(20));
         }
         let ready: serde_json::Value = serde_json::from_slice(&std::fs::read(&ready)?)?;
-        workload.ports =
-            ready["rank_ports"].as_array().into_iter().flatten().filter_map(|p| p.as_u64()).collect();
+        workload.ports = ready["rank_ports"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter_map(serde_json::Value::as_u64)
+            .collect();
         Ok(workload)
     }
 
-    fn go(&self, places: &Places) -> Result<()> {
-        std::fs::write(places.file("go"), "").context("tell the workload to begin")
-    }
-
-    /// Waits for its results: one line of sums.
-    fn results(&mut self) -> Result<String> {
+    /// Lets the load begin and waits for its results: one line of sums.
+    fn results(&mut self, places: &Places) -> Result<String> {
+        std::fs::write(places.file("go"), "").context("tell the workload to begin")?;
         self.lines
             .next()
             .context("the workload ended without results")?

@@ -20,7 +20,7 @@ pub(crate) struct Comparison {
 /// One room.
 #[derive(Debug)]
 pub(crate) struct Room {
-    pub(crate) room: String,
+    pub(crate) number: String,
     /// How it ended in the engines.
     pub(crate) label: String,
     /// What must be said of it; `None`: it must not be called pinned.
@@ -68,7 +68,7 @@ impl Comparison {
         };
         of("abort_first_nixl")
             .or_else(|| self.scenarios.iter().flat_map(|(_, rooms)| rooms).find(pinned))
-            .map(|room| room.room.as_str())
+            .map(|room| room.number.as_str())
     }
 }
 
@@ -135,16 +135,16 @@ pub(crate) fn compare(truth: &str, events: &str) -> Result<Comparison> {
     }
     let mut scenarios: BTreeMap<usize, (String, Vec<Room>)> = BTreeMap::new();
     for line in &rooms {
-        let room = text(&line["room"]);
-        seen.remove(&room);
+        let number = text(&line["room"]);
+        seen.remove(&number);
         let scenario = text(&line["scenario"]);
         let mut room = Room {
             label: text(&line["label"]),
-            expected: expected.get(&room).map(read_expected),
-            found: found.remove(&room),
-            closed: closed.remove(&room),
+            expected: expected.get(&number).map(read_expected),
+            found: found.remove(&number),
+            closed: closed.remove(&number),
             wrong: None,
-            room,
+            number,
         };
         room.wrong = judge(&room);
         let place = scenarios.values().position(|(name, _)| *name == scenario).unwrap_or(scenarios.len());
