@@ -1,4 +1,4 @@
-//! `cargo xtask demo`: a real agent on a real ZeroMQ workload with pinned rooms; what was expected against what was
+//! `cargo xtask demo`: a real agent on a workload over the real libzmq, with pinned rooms; what was expected against what was
 //! found. Ends with 0 only if they agree.
 //!
 //! Without root or BPF the same workload is shown from a packet capture that lies beside this file. Opens nothing
@@ -37,6 +37,9 @@ pub(crate) struct Args {
     /// Start the agent only when the engines' connections are open already.
     #[arg(long, conflicts_with_all = ["replay", "record"])]
     late: bool,
+    /// Use this agent instead of building one.
+    #[arg(long, value_name = "FILE")]
+    agent: Option<PathBuf>,
 }
 
 /// Where things are.
@@ -46,21 +49,23 @@ struct Places {
     dir: PathBuf,
     /// The checked-in capture and its truth.
     bundle: PathBuf,
+    /// The agent, when it need not be built.
+    given: Option<PathBuf>,
 }
 
 impl Places {
-    fn new() -> Result<Self> {
+    fn new(given: Option<PathBuf>) -> Result<Self> {
         let root = install::root();
         let dir = root.join("target/demo");
         if dir.exists() {
             std::fs::remove_dir_all(&dir).with_context(|| format!("empty {}", dir.display()))?;
         }
         std::fs::create_dir_all(&dir).with_context(|| format!("create {}", dir.display()))?;
-        Ok(Self { bundle: root.join("xtask/demo"), dir, root })
+        Ok(Self { bundle: root.join("xtask/demo"), dir, root, given })
     }
 
     fn agent(&self) -> PathBuf {
-        self.root.join("target/release/roomtrace")
+        self.given.clone().unwrap_or_else(|| self.root.join("target/release/roomtrace"))
     }
 
     fn workload(&self) -> PathBuf {
@@ -74,7 +79,7 @@ impl Places {
 
 /// Runs it.
 pub(crate) fn run(args: &Args) -> Result<()> {
-    let places = Places::new()?;
+    let places = Places::new(args.agent.clone())?;
     if args.record {
         return record(&places);
     }
@@ -83,8 +88,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 
 /// Runs it as one of the tests. Returns what could not be shown live, with the reason.
 pub(crate) fn as_test() -> Result<Vec<String>> {
-    let args = Args { replay: false, record: false, late: false };
-    Ok(demo(&Places::new()?, &args)?.map(|why| format!("demo, live part: {why}")).into_iter().collect())
+    let args = Args { replay: false, record: false, late: false, agent: None };
+    Ok(demo(&Places::new(None)?, &args)?.map(|why| format!("demo, live part: {why}")).into_iter().collect())
 }
 
 /// Returns why it was not live.
@@ -117,6 +122,9 @@ fn build(places: &Places, with_workload: bool) -> Result<()> {
         install::debian(PACKAGES)?;
         cargo(&["build", "--quiet", "--package", "pd-workload"])?;
     }
+    if places.given.is_some() {
+        return Ok(());
+    }
     eprintln!("building the agent");
     cargo(&["build", "--quiet", "--release", "--package", "roomtrace"])
 }
@@ -143,8 +151,7 @@ fn live(places: &Places, late: bool) -> Result<Live> {
             Err(why) => return Ok(Live::NotPossible(why)),
         },
     };
-    workload.go(places)?;
-    let sums = workload.results()?;
+    let sums = workload.results(places)?;
     let truth = std::fs::read_to_string(places.file("truth.jsonl")).context("read the workload's truth")?;
     // Asked before anything ends: the end of a process is an event too.
     let events = || std::fs::read_to_string(places.file("events.jsonl")).context("read the agent's events");
@@ -153,12 +160,11 @@ fn live(places: &Places, late: bool) -> Result<Live> {
     agent.stop()?;
     let result = compare::compare(&truth, &events()?)?;
     workload.end(places)?;
-    show::result(
-        &result,
-        &format!("live, {sums}"),
-        page.as_ref().map(|(room, text)| (room.as_str(), text.as_str())),
-    );
-    conclude(&result, places).map(|()| Live::Shown)
+    let shown = page.as_ref().and_then(|(room, page)| Some((room.as_str(), page.as_ref().ok()?.as_str())));
+    show::result(&result, &format!("live, {sums}"), shown);
+    conclude(&result, places)?;
+    page.map(|(_, page)| page).transpose()?;
+    Ok(Live::Shown)
 }
 
 fn replay(places: &Places) -> Result<()> {
@@ -219,8 +225,7 @@ fn record(places: &Places) -> Result<()> {
         .context("start tcpdump")?;
     std::thread::sleep(Duration::from_secs(1));
     let mut workload = Workload::start(places, &["--rate", "5"])?;
-    workload.go(places)?;
-    eprintln!("recorded: {}", workload.results()?);
+    eprintln!("recorded: {}", workload.results(places)?);
     std::thread::sleep(Duration::from_millis(500));
     terminate(&mut tcpdump)?;
     let ports: Vec<String> = workload.ports.iter().map(|port| format!("port {port}")).collect();
@@ -295,10 +300,13 @@ impl Agent {
         ask().is_ok_and(|answer| answer.starts_with("HTTP/1.1 200"))
     }
 
-    fn explain(&self, places: &Places, room: &str) -> String {
+    fn explain(&self, places: &Places, room: &str) -> Result<String> {
         let url = format!("http://{}", self.listen);
-        install::output(Command::new(places.agent()).args(["explain", room, "--api", &url]))
-            .unwrap_or_else(|error| format!("{error:#}"))
+        let page = install::output(Command::new(places.agent()).args(["explain", room, "--api", &url]))?;
+        if !page.contains(room) {
+            bail!("`roomtrace explain {room}` says nothing of a room that is pinned: {page:?}");
+        }
+        Ok(page)
     }
 
     fn stop(&mut self) -> Result<()> {
@@ -365,17 +373,18 @@ impl Workload {
             std::thread::sleep(Duration::from_millis(20));
         }
         let ready: serde_json::Value = serde_json::from_slice(&std::fs::read(&ready)?)?;
-        workload.ports =
-            ready["rank_ports"].as_array().into_iter().flatten().filter_map(|p| p.as_u64()).collect();
+        workload.ports = ready["rank_ports"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter_map(serde_json::Value::as_u64)
+            .collect();
         Ok(workload)
     }
 
-    fn go(&self, places: &Places) -> Result<()> {
-        std::fs::write(places.file("go"), "").context("tell the workload to begin")
-    }
-
-    /// Waits for its results: one line of sums.
-    fn results(&mut self) -> Result<String> {
+    /// Lets the load begin and waits for its results: one line of sums.
+    fn results(&mut self, places: &Places) -> Result<String> {
+        std::fs::write(places.file("go"), "").context("tell the workload to begin")?;
         self.lines
             .next()
             .context("the workload ended without results")?

@@ -360,7 +360,9 @@ impl RoomTable {
                 return;
             };
             let life = self.next_life(m.room);
-            let Some(slot) = self.open_room(m.room, life, seen.at, (seen.target, decode), out) else { return };
+            let Some(slot) = self.open_room(m.room, life, seen.at, (seen.target, decode), out) else {
+                return;
+            };
             if let Some(room) = self.rooms.get_mut(slot) {
                 room.completeness = completeness;
             }
@@ -550,7 +552,8 @@ impl RoomTable {
         let by_origin = |l: &Link| here(l) && l.prefill == origin && origin != NONE;
         let by_process =
             |l: &Link| here(l) && tgid.is_some() && of(l).and_then(|e| e.task).map(|t| t.tgid) == tgid;
-        let by_number = |l: &Link| fits(l) && m.prefill_rank.is_some() && of(l).and_then(|e| e.rank) == m.prefill_rank;
+        let by_number =
+            |l: &Link| fits(l) && m.prefill_rank.is_some() && of(l).and_then(|e| e.rank) == m.prefill_rank;
         let by_host = |l: &Link| fits(l) && of(l).is_some_and(|e| e.address.ip() == from);
         let links = &mut room.links;
         let sure = links.iter().position(by_process).or_else(|| links.iter().position(by_origin));
@@ -735,7 +738,8 @@ fn unguess(links: &mut [Link], right: usize, wrong: usize) {
     let Some(w) = links.get_mut(wrong) else { return };
     let (heard, rank) = (w.heard, w.rank);
     let Some(r) = links.get_mut(right) else { return };
-    let (old_heard, old_rank) = (std::mem::replace(&mut r.heard, heard), std::mem::replace(&mut r.rank, rank));
+    let (old_heard, old_rank) =
+        (std::mem::replace(&mut r.heard, heard), std::mem::replace(&mut r.rank, rank));
     r.guessed = false;
     if let Some(w) = links.get_mut(wrong) {
         (w.heard, w.rank) = (old_heard, old_rank);

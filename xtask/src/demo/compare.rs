@@ -20,7 +20,7 @@ pub(crate) struct Comparison {
 /// One room.
 #[derive(Debug)]
 pub(crate) struct Room {
-    pub(crate) room: String,
+    pub(crate) number: String,
     /// How it ended in the engines.
     pub(crate) label: String,
     /// What must be said of it; `None`: it must not be called pinned.
@@ -68,7 +68,7 @@ impl Comparison {
         };
         of("abort_first_nixl")
             .or_else(|| self.scenarios.iter().flat_map(|(_, rooms)| rooms).find(pinned))
-            .map(|room| room.room.as_str())
+            .map(|room| room.number.as_str())
     }
 }
 
@@ -135,16 +135,16 @@ pub(crate) fn compare(truth: &str, events: &str) -> Result<Comparison> {
     }
     let mut scenarios: BTreeMap<usize, (String, Vec<Room>)> = BTreeMap::new();
     for line in &rooms {
-        let room = text(&line["room"]);
-        seen.remove(&room);
+        let number = text(&line["room"]);
+        seen.remove(&number);
         let scenario = text(&line["scenario"]);
         let mut room = Room {
             label: text(&line["label"]),
-            expected: expected.get(&room).map(read_expected),
-            found: found.remove(&room),
-            closed: closed.remove(&room),
+            expected: expected.get(&number).map(read_expected),
+            found: found.remove(&number),
+            closed: closed.remove(&number),
             wrong: None,
-            room,
+            number,
         };
         room.wrong = judge(&room);
         let place = scenarios.values().position(|(name, _)| *name == scenario).unwrap_or(scenarios.len());
@@ -176,8 +176,18 @@ fn read_found(verdict: &Value) -> Found {
             .collect(),
         owed: owed_by["role"].as_str().map(str::to_owned),
         endpoint: owed_by["endpoint"].as_str().map(str::to_owned),
-        evidence: verdict["evidence"][0].as_str().map(str::to_owned),
+        evidence: telling(&texts(&verdict["evidence"])),
     }
+}
+
+/// The line of evidence that tells most: a fact if there is one, else the last that is not said of every room.
+fn telling(evidence: &[String]) -> Option<String> {
+    const FACTS: &[&str] = &["refused", "closed", "exited", "reset", "ABORT from", "has not sent"];
+    const COMMON: &[&str] =
+        &["overdue after", "METADATA (", "kernel acknowledged", "from frames alone", "looks the same"];
+    let has = |words: &'static [&str]| move |line: &&String| words.iter().any(|word| line.contains(word));
+    let fact = evidence.iter().find(has(FACTS));
+    fact.or_else(|| evidence.iter().rfind(|line| !has(COMMON)(line))).or(evidence.first()).cloned()
 }
 
 fn rank(confidence: &str) -> usize {

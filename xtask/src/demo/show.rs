@@ -71,7 +71,7 @@ fn healthy(result: &Comparison, paint: &Paint) {
     let pinned = rooms.iter().filter(|room| room.found.is_some()).count();
     println!("    found     {pinned} pinned; {closed} seen to succeed");
     if let Some((room, wrong)) = wrong {
-        println!("    {}", paint.red(&format!("room {}: {wrong}", room.room)));
+        println!("    {}", paint.red(&format!("room {}: {wrong}", room.number)));
     }
 }
 
@@ -80,7 +80,7 @@ fn scenario(title: &str, rooms: &[&Room], paint: &Paint) {
     // Shown for all: the first that is wrong, or the first.
     let Some(room) = wrong.or(rooms.first()) else { return };
     let more = if rooms.len() > 1 { format!(" and {} more", rooms.len() - 1) } else { String::new() };
-    println!("{} {title}: room {}{more}", paint.mark(wrong.is_none()), room.room);
+    println!("{} {title}: room {}{more}", paint.mark(wrong.is_none()), room.number);
     println!("    expected  {}", cut(&expected(room)));
     println!("    found     {}", cut(&found(room)));
     if let Some(evidence) = room.found.as_ref().and_then(|found| found.evidence.as_deref()) {

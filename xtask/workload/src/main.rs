@@ -35,6 +35,7 @@ use wire::Engine;
 /// A `room` line has room, scenario, label (success, success_off_wire, failed, split, pinned, dead), pinned_sides
 /// and per side last, terminal, open_ms, reason, queue, alive. An `expected` line stands for every room that may or
 /// must be called pinned: pin, class, owed, max_confidence, why; all others must not.
+#[allow(clippy::doc_markdown, reason = "shown by --help as it stands")]
 #[derive(Parser)]
 #[command(name = "pd-workload", verbatim_doc_comment)]
 struct Arguments {
@@ -124,7 +125,7 @@ struct Common {
     /// When all results are written, keep the processes until this file exists: their end is an event too.
     #[arg(long)]
     linger_file: Option<PathBuf>,
-    /// Addresses: 127.0.0.1, ::1, or PULL sockets on :: that peers reach as 127.0.0.1 (v4-mapped at one end).
+    /// Loopback over IPv4, over IPv6, or IPv6 sockets that peers reach over IPv4 (v4-mapped at one end).
     #[arg(long, value_enum, default_value = "v4")]
     family: Family,
     /// The same as --family v6.

@@ -1,4 +1,4 @@
-//! The ZeroMQ sockets of a rank, with the options that SGLang sets.
+//! The ZMQ sockets of a rank, with the options that SGLang sets.
 //!
 //! Source: `common/conn.py` 0.5.17–0.5.23, `_connect` of both sides. Sockets are opened at the first message and
 //! kept; nothing here knows what the messages say.

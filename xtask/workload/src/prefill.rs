@@ -492,12 +492,11 @@ impl Scheduler<'_> {
                 KvPoll::Bootstrapping => {}
                 _ => self.compute(request),
             },
+            Queue::Waiting if request.ready_at.is_none_or(|at| Instant::now() < at) => {}
             Queue::Waiting => {
-                if request.ready_at.is_some_and(|at| Instant::now() >= at) {
-                    request.report.queue = Queue::Inflight;
-                    if !request.pending {
-                        self.manager.hand_over(room);
-                    }
+                request.report.queue = Queue::Inflight;
+                if !request.pending {
+                    self.manager.hand_over(room);
                 }
             }
             _ if request.pending => match polled {

@@ -164,7 +164,8 @@ impl Script<'_> {
     fn warm_up(&mut self, plan: &Plan) -> Result<()> {
         for (salt, (prefill, decodes)) in (100..).zip(Self::engines()) {
             let stream = Stream { count: 2, gap_ns: 5_000_000, ..ordinary(plan, salt, 1) };
-            self.rooms.extend(driver::stream(self.ranks, "warmup", &[prefill], &[decodes], &stream)?);
+            let scenario = if prefill == NIXL_PREFILL { "warmup_nixl" } else { "warmup" };
+            self.rooms.extend(driver::stream(self.ranks, scenario, &[prefill], &[decodes], &stream)?);
         }
         std::thread::sleep(Duration::from_millis(500));
         Ok(())
@@ -176,14 +177,15 @@ impl Script<'_> {
         let seconds = [whole, whole, 2, 2, 2];
         for (salt, ((prefill, decodes), seconds)) in (1..).zip(Self::engines().into_iter().zip(seconds)) {
             let stream = ordinary(plan, salt, seconds);
-            self.rooms.extend(driver::stream(self.ranks, "healthy", &[prefill], &[decodes], &stream)?);
+            let scenario = if prefill == NIXL_PREFILL { "healthy_nixl" } else { "healthy" };
+            self.rooms.extend(driver::stream(self.ranks, scenario, &[prefill], &[decodes], &stream)?);
         }
         Ok(())
     }
 
     fn begin(&mut self, scenario: &'static str, prefill: usize, decodes: &[usize]) -> u64 {
         let room = self.number();
-        self.rooms.push(Room { room, scenario, begun: now(), prefill, decodes: decodes.to_vec() });
+        self.rooms.push(Room { number: room, scenario, begun: now(), prefill, decodes: decodes.to_vec() });
         room
     }
 
