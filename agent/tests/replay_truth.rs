@@ -38,7 +38,6 @@ fn wrong(capture: &Path, events: &Path) -> Option<String> {
 }
 
 #[test]
-#[ignore = "needs `roomtrace replay`"]
 fn every_capture_replays_to_its_truth() {
     let dir = tempfile::tempdir().unwrap();
     let mut captures: Vec<PathBuf> = std::fs::read_dir(tests().join("fixtures/captures"))

@@ -22,7 +22,7 @@ const OBJECT: &str = "ebpf/roomtrace.bpf.o";
 pub(crate) struct Args {
     /// Change nothing; fail if the checked-in object is not what the sources give.
     #[arg(long)]
-    check: bool,
+    pub(crate) check: bool,
 }
 
 /// Runs it.

@@ -17,8 +17,9 @@ use serde_json::{Value, json};
 use super::setup::Engine;
 use super::{json_lines, script};
 
-/// How long the engine's processes may take to come up. They need 30 to 45 s on an idle machine.
-const STARTUP: Duration = Duration::from_mins(5);
+/// How long the engine's processes may take to come up: as long as the harness itself waits. They need 30 to 45 s on an idle
+/// machine.
+const STARTUP: Duration = Duration::from_mins(10);
 /// How long the agent may take to attach or to end.
 const AGENT: Duration = Duration::from_secs(30);
 /// How long any load may take beyond what its flags say.

@@ -98,7 +98,10 @@ pub(super) fn table(rows: &[Row]) -> String {
 /// Puts the table where the page has its place for it.
 pub(super) fn write_docs(rows: &[Row]) -> Result<()> {
     let path = install::root().join("docs/compatibility.md");
-    let page = std::fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
+    let page = match std::fs::read_to_string(&path) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => format!("# Compatibility\n\n{BEGIN}\n{END}\n"),
+        page => page.with_context(|| format!("read {}", path.display()))?,
+    };
     let Some((before, rest)) = page.split_once(BEGIN) else {
         bail!("{} has no line `{BEGIN}` to put the results behind", path.display());
     };
@@ -108,7 +111,7 @@ pub(super) fn write_docs(rows: &[Row]) -> Result<()> {
     let kernel = install::output(std::process::Command::new("uname").arg("-r"))?;
     let date = install::output(std::process::Command::new("date").args(["-u", "+%Y-%m-%d"]))?;
     let text = format!(
-        "{before}{BEGIN}\n{} on Linux {}, {}.\n\n{}{END}{after}",
+        "{before}{BEGIN}\n\n{} on Linux {}, {}.\n\n{}\n{END}{after}",
         Engine::releases(),
         kernel.trim(),
         date.trim(),

@@ -20,10 +20,10 @@ mod tls;
 mod transport;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{self, Receiver, SyncSender, TrySendError};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender, TrySendError};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use opentelemetry_sdk::logs::SdkLogRecord;
 use opentelemetry_sdk::trace::SpanData;
@@ -55,11 +55,16 @@ const WAITING: usize = 2048;
 /// Of these, places that only flagged ones may take.
 const RESERVED: usize = WAITING / 4;
 
+/// Time beyond the grace period for counting what is abandoned.
+const LAST: Duration = Duration::from_secs(1);
+
 /// Traces, logs, metrics, file: whatever is configured.
 #[derive(Debug)]
 pub(super) struct Otlp {
     to: Option<SyncSender<Work>>,
     waiting: Arc<AtomicUsize>,
+    /// Time is up: what still waits is counted, not made into spans.
+    abandoned: Arc<AtomicBool>,
     maker: thread::JoinHandle<Option<Lines<Entry>>>,
     /// Ends when the maker has ended.
     made: Receiver<()>,
@@ -117,16 +122,18 @@ impl Otlp {
         let traces = traces.map(|(target, wire)| run.start(target, wire));
         let logs = logs.map(|(target, wire)| run.start(target, wire));
         let waiting = Arc::new(AtomicUsize::new(0));
+        let abandoned = Arc::new(AtomicBool::new(false));
         let (to, from) = mpsc::sync_channel(WAITING);
         let (ending, made) = mpsc::channel();
         let maker = Maker {
             from,
             waiting: Arc::clone(&waiting),
+            abandoned: Arc::clone(&abandoned),
             identity: Arc::clone(identity),
             resources,
             records: logs::Records::default(),
-            traces: traces.as_ref().map(|r| Arc::clone(&r.queue)),
-            logs: logs.as_ref().map(|r| Arc::clone(&r.queue)),
+            traces: queue_of(&traces),
+            logs: queue_of(&logs),
             file,
             counters: Arc::clone(counters),
             runtime: Handle::current(),
@@ -137,7 +144,7 @@ impl Otlp {
             .spawn(move || maker.run())
             .map_err(ExportError::Thread)?;
         let counters = Arc::clone(counters);
-        Ok(Some(Self { to: Some(to), waiting, maker, made, traces, logs, metrics, counters }))
+        Ok(Some(Self { to: Some(to), waiting, abandoned, maker, made, traces, logs, metrics, counters }))
     }
 
     /// Hands an event in; never waits.
@@ -150,7 +157,8 @@ impl Otlp {
             return;
         }
         self.waiting.fetch_sub(1, Ordering::Relaxed);
-        self.lose(flagged);
+        let signals = (self.traces.is_some(), self.logs.is_some());
+        lose(&self.counters, signals, flagged, Reason::QueueFull);
     }
 
     /// Hands an event in and waits for its place, and for that of its spans.
@@ -160,16 +168,6 @@ impl Otlp {
         if let Err(TrySendError::Full(work)) = to.try_send(Work { event, patient: true }) {
             // The other end only goes away with this one.
             let _ = to.send(work);
-        }
-    }
-
-    /// An event lost before it became spans counts once for every signal it would have given.
-    fn lose(&self, flagged: bool) {
-        if self.traces.is_some() {
-            self.counters.drop_items(Signal::Traces, Reason::QueueFull, 1);
-        }
-        if self.logs.is_some() && flagged {
-            self.counters.drop_items(Signal::Logs, Reason::QueueFull, 1);
         }
     }
 
@@ -185,17 +183,26 @@ impl Otlp {
         drop(self.to.take());
         let grace = until.saturating_duration_since(tokio::time::Instant::now());
         let (made, maker) = (self.made, self.maker);
-        // A closed channel says that the maker has ended; then joining does not wait.
+        let abandon = {
+            let (abandoned, traces, logs) = (self.abandoned, queue_of(&self.traces), queue_of(&self.logs));
+            move || {
+                abandoned.store(true, Ordering::Relaxed);
+                // It may wait for a place in them.
+                traces.inspect(|q| q.close());
+                logs.inspect(|q| q.close());
+            }
+        };
         let file = tokio::task::spawn_blocking(move || {
-            let _ = made.recv_timeout(grace);
-            if maker.is_finished() { maker.join().ok().flatten() } else { None }
+            let ended = |result| !matches!(result, Err(RecvTimeoutError::Timeout));
+            let mut over = ended(made.recv_timeout(grace));
+            if !over {
+                abandon();
+                over = ended(made.recv_timeout(LAST));
+            }
+            // The maker is at its very end; joining it does not wait.
+            if over { maker.join().ok().flatten() } else { None }
         });
         let file = file.await.ok().flatten();
-        if self.traces.is_some() {
-            // Events that were not made into spans in time.
-            let left = self.waiting.load(Ordering::Relaxed) as u64;
-            self.counters.drop_items(Signal::Traces, Reason::Shutdown, left);
-        }
         let metrics = self.metrics.map(|m| tokio::task::spawn_blocking(move || m.shutdown(grace)));
         let file = file.map(|f| tokio::task::spawn_blocking(move || f.close(grace)));
         let ends = (finish(self.traces, until, &self.counters), finish(self.logs, until, &self.counters));
@@ -203,6 +210,20 @@ impl Otlp {
         for blocking in [metrics, file].into_iter().flatten() {
             let _ = tokio::time::timeout_at(until, blocking).await;
         }
+    }
+}
+
+fn queue_of<T>(running: &Option<Running<T>>) -> Option<Arc<Queue<T>>> {
+    running.as_ref().map(|r| Arc::clone(&r.queue))
+}
+
+/// An event lost before it became spans counts once for every signal it would have given.
+fn lose(counters: &Counters, (traces, logs): (bool, bool), flagged: bool, reason: Reason) {
+    if traces {
+        counters.drop_items(Signal::Traces, reason, 1);
+    }
+    if logs && flagged {
+        counters.drop_items(Signal::Logs, reason, 1);
     }
 }
 
@@ -262,6 +283,7 @@ impl Runner<'_> {
 struct Maker {
     from: Receiver<Work>,
     waiting: Arc<AtomicUsize>,
+    abandoned: Arc<AtomicBool>,
     identity: Arc<Identity>,
     resources: Resources,
     records: logs::Records,
@@ -278,7 +300,12 @@ impl Maker {
     /// Until nothing can come any more. Hands the file back to be closed.
     fn run(mut self) -> Option<Lines<Entry>> {
         while let Ok(work) = self.from.recv() {
-            self.make(&work);
+            if self.abandoned.load(Ordering::Relaxed) {
+                let signals = (self.traces.is_some(), self.logs.is_some());
+                lose(&self.counters, signals, work.event.flagged(), Reason::Shutdown);
+            } else {
+                self.make(&work);
+            }
             self.waiting.fetch_sub(1, Ordering::Relaxed);
         }
         self.file.take()

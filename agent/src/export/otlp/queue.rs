@@ -12,6 +12,12 @@ use tokio::sync::Notify;
 use super::resource::ProcessKey;
 use crate::export::otlp::QueueConfig;
 
+/// Items in a request at most.
+pub(super) const REQUEST_ITEMS: usize = 512;
+
+/// Bytes in a request at most: gRPC servers accept 4 MiB unless told otherwise, and estimates are upper bounds.
+pub(super) const REQUEST_BYTES: usize = 3 << 20;
+
 /// What one event gives for one process.
 #[derive(Debug)]
 pub(super) struct Item<T> {
@@ -156,7 +162,7 @@ impl<T> Queue<T> {
         state.items += 1;
         state.units += item.payload.len() as u64;
         state.bytes += item.bytes;
-        let urgent = item.flagged || state.bytes >= self.limits.bytes / 8;
+        let urgent = item.flagged || self.fills_a_request(&state);
         let lane = if item.flagged { &mut state.flagged } else { &mut state.rest };
         lane.push(item, false);
         drop(state);
@@ -238,10 +244,19 @@ impl<T> Queue<T> {
 
     /// Waits until something must not wait for company any longer.
     pub(super) async fn urgent(&self) {
-        if self.closed() || !self.state().flagged.turns.is_empty() {
-            return;
+        let now = {
+            let s = self.state();
+            s.closed || !s.flagged.turns.is_empty() || self.fills_a_request(&s)
+        };
+        if !now {
+            self.urgent.notified().await;
         }
-        self.urgent.notified().await;
+    }
+
+    /// Whether waiting longer makes requests no larger, or fills half of what may wait.
+    fn fills_a_request(&self, state: &State<T>) -> bool {
+        state.items >= REQUEST_ITEMS.min(self.limits.items / 2)
+            || state.bytes >= REQUEST_BYTES.min(self.limits.bytes / 2)
     }
 
     /// Waits for the end.

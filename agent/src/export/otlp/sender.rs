@@ -4,16 +4,10 @@ use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::queue::{Batch, Item, Queue};
+use super::queue::{Batch, Item, Queue, REQUEST_BYTES, REQUEST_ITEMS};
 use super::transport::{Export, Exporters, Failure};
 use crate::export::complaint::Complaint;
 use crate::export::counters::{Counters, Reason};
-
-/// Items in a request at most.
-const ITEMS: usize = 512;
-
-/// Bytes in a request at most: gRPC servers accept 4 MiB unless told otherwise, and estimates are upper bounds.
-const BYTES: usize = 3 << 20;
 
 /// How long an item waits for others to share its request; pinned rooms do not wait.
 const COMPANY: Duration = Duration::from_secs(1);
@@ -55,7 +49,7 @@ impl<T: Export> Sender<T> {
         let state = State {
             complaint: Complaint::default(),
             pause: PAUSE.0,
-            bytes: BYTES,
+            bytes: REQUEST_BYTES,
             jitter: RandomState::new(),
         };
         Self { queue, exporters, counters, keep, state }
@@ -66,7 +60,7 @@ impl<T: Export> Sender<T> {
         while self.queue.ready().await {
             // Whichever comes first; both are fine.
             let _ = tokio::time::timeout(COMPANY, self.queue.urgent()).await;
-            let batch = self.fresh(self.queue.take(ITEMS, self.state.bytes));
+            let batch = self.fresh(self.queue.take(REQUEST_ITEMS, self.state.bytes));
             if batch.is_empty() {
                 continue;
             }
@@ -121,7 +115,7 @@ impl<T: Export> Sender<T> {
     /// A single item was too large, or the receiver is only short of resources: one of these codes stands for
     /// both. It is lost only when it is too large for any receiver's default.
     fn too_large(&mut self, batch: Batch<T>, why: &str) -> Option<Duration> {
-        if batch.iter().map(|i| i.bytes).sum::<usize>() > BYTES {
+        if batch.iter().map(|i| i.bytes).sum::<usize>() > REQUEST_BYTES {
             self.complain(why, "too large for a request and dropped");
             self.lose(&batch, Reason::TooLarge);
             return None;
@@ -133,7 +127,7 @@ impl<T: Export> Sender<T> {
 
     fn works(&mut self) {
         self.state.pause = PAUSE.0;
-        self.state.bytes = (self.state.bytes * 2).min(BYTES);
+        self.state.bytes = (self.state.bytes * 2).min(REQUEST_BYTES);
         if let Some(after) = self.state.complaint.works(Instant::now()) {
             let signal = T::SIGNAL.label();
             let endpoint = self.exporters.endpoint();
