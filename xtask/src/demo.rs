@@ -155,10 +155,10 @@ fn live(places: &Places, late: bool) -> Result<Live> {
     let truth = std::fs::read_to_string(places.file("truth.jsonl")).context("read the workload's truth")?;
     // Asked before anything ends: the end of a process is an event too.
     let events = || std::fs::read_to_string(places.file("events.jsonl")).context("read the agent's events");
-    let first = compare::compare(&truth, &events()?)?;
+    let first = compare::compare(&truth, &events()?, late)?;
     let page = first.to_explain().map(|room| (room.to_owned(), agent.explain(places, room)));
     agent.stop()?;
-    let result = compare::compare(&truth, &events()?)?;
+    let result = compare::compare(&truth, &events()?, late)?;
     workload.end(places)?;
     let shown = page.as_ref().and_then(|(room, page)| Some((room.as_str(), page.as_ref().ok()?.as_str())));
     show::result(&result, &format!("live, {sums}"), shown);
@@ -186,8 +186,11 @@ fn replay(places: &Places) -> Result<()> {
     if !done.success() {
         bail!("the agent's replay ended with {done}; see {}", log.display());
     }
-    let result =
-        compare::compare(&truth, &std::fs::read_to_string(&events).context("read the agent's events")?)?;
+    let result = compare::compare(
+        &truth,
+        &std::fs::read_to_string(&events).context("read the agent's events")?,
+        false,
+    )?;
     let page = match result.to_explain() {
         Some(room) => Some((room.to_owned(), install::output(&mut command(Some(room)))?)),
         None => None,
