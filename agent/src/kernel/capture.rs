@@ -25,7 +25,7 @@ pub struct CaptureConfig {
     /// Use this back end and no other; `None`: the first that works.
     pub hook: Option<Hook>,
     /// Processes whose main thread's name (or whose calling thread's name) begins with one of these are engine
-    /// processes: at most 8, each 1 to 15 bytes. SGLang names its scheduler processes `sglang::schedul…`.
+    /// processes: at most 8, each 1 to 15 bytes. `SGLang` names its scheduler processes `sglang::schedul…`.
     pub engine_comms: Vec<String>,
     /// Connections with one of these ports at either end, and listeners on them, are followed whoever owns
     /// them: at most 64.
@@ -151,7 +151,7 @@ impl Capture {
         let offsets = offsets::resolve(&offsets::kernel_types()?)?;
         let settings = Settings { at: offsets, calls: offsets::calls(), ..settings };
         let types = object::aya_types()?;
-        let (hook, refused, mut ebpf) = choose(config, settings, &types)?;
+        let (hook, refused, mut ebpf) = choose(config, &settings, &types)?;
         object::load_search(&mut ebpf, &types)?;
         drop(types); // megabytes, and all programs are loaded
         let mut capture = Self::around(hook, refused, ebpf)?;
@@ -371,7 +371,7 @@ impl Capture {
 /// The first back end that loads and attaches, and why those before it did not.
 fn choose(
     config: &CaptureConfig,
-    settings: Settings,
+    settings: &Settings,
     types: &Btf,
 ) -> Result<(Hook, Vec<RefusedHook>, Ebpf), KernelError> {
     let mut refused = Vec::new();

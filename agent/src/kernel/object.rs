@@ -27,8 +27,8 @@ pub(super) mod map {
 }
 
 /// Creates the maps; loads no program yet.
-pub(super) fn open(settings: Settings, ring_bytes: u32) -> Result<Ebpf, KernelError> {
-    let settings = Plain(settings);
+pub(super) fn open(settings: &Settings, ring_bytes: u32) -> Result<Ebpf, KernelError> {
+    let settings = Plain(*settings);
     EbpfLoader::new()
         .override_global("SETTINGS", &settings, true)
         .map_max_entries(map::EVENTS, ring_bytes)
