@@ -10,8 +10,12 @@
 //! unsafe code. `kernel` is the only module with unsafe code.
 #![deny(unsafe_code)]
 
+pub mod cli;
+pub mod control;
 pub mod event;
 pub mod export;
+pub mod kernel;
+pub mod pipeline;
 pub mod replay;
 pub mod rooms;
 pub mod sglang;

@@ -68,9 +68,25 @@ pub(crate) fn debian(packages: &[&str]) -> Result<()> {
         .args(["-q", "-y", "--no-install-recommends", "install"])
         .args(&missing)
         .env("DEBIAN_FRONTEND", "noninteractive"))
-        .with_context(|| {
-            format!("these packages are needed and could not be installed (are you root?): {}", missing.join(" "))
-        })
+    .with_context(|| {
+        format!("these packages are needed and could not be installed (are you root?): {}", missing.join(" "))
+    })
+}
+
+/// A program from crates.io, built once into the cache and kept; rebuilt when `version` changes.
+pub(crate) fn cargo_tool(name: &str, version: &str, extra: &[&str]) -> Result<PathBuf> {
+    let tools = cache()?.join("tools");
+    let program = tools.join("bin").join(name);
+    let current = output(Command::new(&program).arg("--version")).unwrap_or_default();
+    if !current.split_whitespace().any(|word| word == version) {
+        eprintln!("building {name} {version} (once)");
+        run(Command::new("cargo")
+            .args(["install", "--locked", "--quiet", "--force", "--version", version, "--root"])
+            .arg(&tools)
+            .args(extra)
+            .arg(name))?;
+    }
+    Ok(program)
 }
 
 fn line(command: &Command) -> String {

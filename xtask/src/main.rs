@@ -7,6 +7,7 @@ mod demo;
 mod ebpf;
 mod engine;
 mod install;
+mod lint;
 mod test;
 
 use clap::{Parser, Subcommand};
@@ -28,6 +29,8 @@ enum Command {
     Test(test::Args),
     /// Run the real SGLang control plane and score the agent against its truth (10 GB to install).
     Engine(engine::Args),
+    /// rustfmt, clippy, rustdoc and cargo-deny, warnings as errors.
+    Lint,
     /// Print what the agent costs.
     Bench(bench::Args),
 }
@@ -38,6 +41,7 @@ fn main() -> anyhow::Result<()> {
         Command::Demo(args) => demo::run(&args),
         Command::Test(args) => test::run(&args),
         Command::Engine(args) => engine::run(&args),
+        Command::Lint => lint::run(),
         Command::Bench(args) => bench::run(&args),
     }
 }

@@ -1,10 +1,82 @@
-//! Stub, replaced by its owner.
+//! `cargo xtask test`: every test of the project, installing what is missing.
+//!
+//! Steps run in order and stop at the first failure, except that skipped tests are collected and told at the
+//! end: with `CI` set a skipped test is a failure.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+
+use crate::{demo, ebpf, install};
+
+/// Debian packages that tests need: libzmq for the workload, tcpdump and tshark as independent witnesses.
+const PACKAGES: &[&str] =
+    &["libzmq3-dev", "pkg-config", "tcpdump", "tshark", "python3", "iproute2", "ca-certificates"];
 
 /// Arguments.
 #[derive(clap::Args)]
-pub(crate) struct Args {}
+pub(crate) struct Args {
+    /// Leave out the kernel object's rebuild and the demo (for quick runs; CI does neither).
+    #[arg(long)]
+    quick: bool,
+}
 
-/// Runs it.
-pub(crate) fn run(_: &Args) -> anyhow::Result<()> {
-    anyhow::bail!("not written yet")
+/// Runs every test.
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let ci = std::env::var_os("CI").is_some_and(|v| !v.is_empty());
+    if args.quick && ci {
+        bail!("--quick leaves tests out, which CI must not do");
+    }
+    install::debian(PACKAGES)?;
+    if !args.quick {
+        step("kernel object: rebuild and compare with the checked-in one");
+        ebpf::run(&ebpf::Args { check: true })?;
+    }
+    step("tests");
+    let mut skipped = cargo_test(&["test", "--workspace", "--no-fail-fast"])?;
+    if !args.quick {
+        step("demo");
+        skipped.extend(demo::as_test()?);
+    }
+    if !skipped.is_empty() {
+        eprintln!("\n{} TESTS COULD NOT RUN HERE:", skipped.len());
+        for line in &skipped {
+            eprintln!("  {line}");
+        }
+        if ci {
+            bail!("{} tests were skipped; in CI none may be", skipped.len());
+        }
+    }
+    eprintln!("\nall tests passed{}", if skipped.is_empty() { "" } else { ", except those named above" });
+    Ok(())
+}
+
+fn step(name: &str) {
+    eprintln!("\n=== {name}");
+}
+
+/// Runs cargo, passes its output on, and returns the lines that begin with `SKIPPED:`.
+fn cargo_test(args: &[&str]) -> Result<Vec<String>> {
+    let mut child = Command::new("cargo")
+        .args(args)
+        .args(["--", "--nocapture"])
+        .current_dir(install::root())
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("start cargo test")?;
+    let stdout = child.stdout.take().context("cargo test has no output")?;
+    let mut skipped = Vec::new();
+    for line in BufReader::new(stdout).lines() {
+        let line = line.context("read the output of cargo test")?;
+        if let Some((_, why)) = line.split_once("SKIPPED:") {
+            skipped.push(why.trim().to_owned());
+        }
+        println!("{line}");
+    }
+    let status = child.wait().context("wait for cargo test")?;
+    if !status.success() {
+        bail!("tests failed ({status})");
+    }
+    Ok(skipped)
 }

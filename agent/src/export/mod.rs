@@ -1,1 +1,292 @@
-//! Stub.
+//! Everything that leaves the agent: JSON lines, OpenTelemetry, Prometheus text, the HTTP API.
+//!
+//! Fed by the thread that follows the rooms through [`Exports`], whose calls on that thread never block and
+//! never fail: what cannot be taken is dropped and counted. All I/O happens on other threads. No room logic
+//! lives here.
+
+pub mod clock;
+mod complaint;
+pub mod counters;
+mod events;
+mod http;
+pub mod metrics;
+pub mod otlp;
+mod phases;
+mod process;
+mod prometheus;
+pub mod query;
+pub mod record;
+#[cfg(test)]
+mod testing;
+pub mod trace_id;
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+use clock::Clock;
+use counters::{Counters, Signal};
+use events::Lines;
+use http::{Answers, Published};
+use metrics::{Instances, MetricsSnapshot};
+use otlp::{Otlp, OtlpConfig};
+use prometheus::PhaseDurations;
+use query::Queries;
+use record::Maker;
+
+use crate::rooms::model::{Event, Role, RoomSnapshot};
+use crate::verdict::model::{KnownIssue, Verdict};
+
+pub use events::OpenError;
+
+/// Who reports: put into every record, span and resource.
+#[derive(Clone, Debug)]
+pub struct Identity {
+    /// Name of this host (in Kubernetes the node's).
+    pub host_name: String,
+    /// Stable id of this host (`/etc/machine-id` of the host), the host name where there is none.
+    pub host_id: String,
+    /// Mixed into trace ids; the same on every host of a fleet.
+    pub trace_salt: String,
+    /// Whether processes named in snapshots run on this host now (false in replay): only then is `/proc` asked
+    /// for their container.
+    pub live: bool,
+    /// Upstream reports that fit a room's verdict.
+    pub known_issues: fn(&RoomSnapshot) -> Vec<KnownIssue>,
+}
+
+/// What is switched on.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// JSON lines: a file (appended to), or `-` for standard output.
+    pub events: Option<PathBuf>,
+    /// OpenTelemetry.
+    pub otlp: OtlpConfig,
+    /// Where the HTTP server listens; `None`: no server.
+    pub listen: Option<SocketAddr>,
+}
+
+/// Why the export cannot start. Nothing that happens later stops the agent.
+#[derive(Debug, thiserror::Error)]
+pub enum ExportError {
+    /// A file cannot be written.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// OTLP cannot be set up.
+    #[error(transparent)]
+    Otlp(#[from] otlp::OtlpError),
+    /// The system refuses a thread.
+    #[error("cannot start a thread: {0} (raise the limit on tasks of this service)")]
+    Thread(std::io::Error),
+    /// The address cannot be listened on.
+    #[error(
+        "cannot listen on {listen}: {source} (another agent may hold it; set http.listen or --listen to another, or --no-http)"
+    )]
+    Listen {
+        /// Which address.
+        listen: SocketAddr,
+        /// Why.
+        source: std::io::Error,
+    },
+}
+
+/// An event with the clock to read its times by, shared by the outputs.
+#[derive(Debug)]
+struct RoomEvent {
+    event: Event,
+    clock: Clock,
+}
+
+impl RoomEvent {
+    /// Whether it speaks of a room that is or was pinned: delivered first, dropped last.
+    fn flagged(&self) -> bool {
+        let s = self.event.snapshot();
+        s.recovered || s.verdict.as_ref().is_some_and(|v| v.class.pins())
+    }
+}
+
+/// The front of the export, owned by the thread that follows the rooms.
+#[derive(Debug)]
+pub struct Exports {
+    identity: Arc<Identity>,
+    events: Option<Lines<Arc<RoomEvent>>>,
+    otlp: Option<Otlp>,
+    durations: PhaseDurations,
+    instances: Instances,
+    published: watch::Sender<Published>,
+    ready: watch::Sender<Result<(), String>>,
+    queries: Queries,
+    counters: Arc<Counters>,
+    stop: watch::Sender<bool>,
+    server: Option<JoinHandle<()>>,
+    listening: Option<SocketAddr>,
+}
+
+impl Exports {
+    /// Opens files and the listening socket, builds exporters, starts threads and tasks on the current runtime.
+    /// Does not wait for any receiver.
+    ///
+    /// # Errors
+    /// [`ExportError`]: a file, certificate, address or endpoint that cannot be used.
+    pub async fn start(options: Options, identity: Identity) -> Result<Self, ExportError> {
+        let identity = Arc::new(identity);
+        let counters = Arc::new(Counters::default());
+        let durations = PhaseDurations::default();
+        let (handle, queries) = query::channel();
+        let (stop, stopped) = watch::channel(false);
+        let (published, publications) = watch::channel(Published { at: Instant::now(), snapshot: None });
+        let (ready, readiness) = watch::channel(Err("starting".to_owned()));
+        let events = match &options.events {
+            Some(path) => {
+                let render = render_record(Arc::clone(&identity));
+                Some(Lines::open(path, Signal::Events, Arc::clone(&counters), render)?)
+            }
+            None => None,
+        };
+        let env = |name: &str| std::env::var(name).ok().filter(|v| !v.is_empty());
+        let otlp = Otlp::start(&options.otlp, &identity, &publications, &counters, &env)?;
+        let mut server = None;
+        let mut listening = None;
+        if let Some(listen) = options.listen {
+            let listener = http::bind(listen).await?;
+            listening = listener.local_addr().ok();
+            let answers = Arc::new(Answers {
+                identity: Arc::clone(&identity),
+                queries: handle,
+                published: publications,
+                ready: readiness,
+                durations: durations.clone(),
+                counters: Arc::clone(&counters),
+            });
+            server = Some(tokio::spawn(http::serve(listener, answers, stopped)));
+        }
+        let instances = Instances::default();
+        Ok(Self {
+            identity,
+            events,
+            otlp,
+            durations,
+            instances,
+            published,
+            ready,
+            queries,
+            counters,
+            stop,
+            server,
+            listening,
+        })
+    }
+
+    /// Hands an event to every output. Never blocks.
+    pub fn room_event(&mut self, event: &Event, clock: &Clock) {
+        self.measure(event, clock);
+        let Some(event) = self.shared(event, clock) else { return };
+        if let Some(events) = &self.events {
+            events.try_write(Arc::clone(&event), event.flagged());
+        }
+        if let Some(otlp) = &self.otlp {
+            otlp.event(event);
+        }
+    }
+
+    /// As [`Self::room_event`], but waits for places in the queues: for replay, where nothing is lost by
+    /// waiting. Not to be called from asynchronous code.
+    pub fn room_event_wait(&mut self, event: &Event, clock: &Clock) {
+        self.measure(event, clock);
+        let Some(event) = self.shared(event, clock) else { return };
+        if let Some(events) = &self.events {
+            events.write(Arc::clone(&event));
+        }
+        if let Some(otlp) = &self.otlp {
+            otlp.event_wait(event);
+        }
+    }
+
+    /// A copy for those who want one.
+    fn shared(&self, event: &Event, clock: &Clock) -> Option<Arc<RoomEvent>> {
+        let wanted = self.events.is_some() || self.otlp.is_some();
+        wanted.then(|| Arc::new(RoomEvent { event: event.clone(), clock: clock.clone() }))
+    }
+
+    /// Replaces what `/metrics` and OTLP metrics show. Never blocks.
+    pub fn publish(&mut self, mut snapshot: MetricsSnapshot) {
+        self.instances.bound(&mut snapshot.rooms_pinned);
+        self.published.send_replace(Published { at: Instant::now(), snapshot: Some(Arc::new(snapshot)) });
+    }
+
+    /// Whether `/readyz` says ready; the reason is shown while it does not. Not ready at start.
+    pub fn set_ready(&self, ready: Result<(), String>) {
+        // What it replaces is of no interest.
+        drop(self.ready.send_replace(ready));
+    }
+
+    /// Questions of the HTTP side, to be polled often (at least every 100 ms).
+    pub fn queries(&mut self) -> &mut Queries {
+        &mut self.queries
+    }
+
+    /// What left and what did not.
+    pub fn counters(&self) -> Arc<Counters> {
+        Arc::clone(&self.counters)
+    }
+
+    /// Where the HTTP server listens, with the port that the system chose if it was told 0.
+    pub fn listening(&self) -> Option<SocketAddr> {
+        self.listening
+    }
+
+    /// Delivers what waits, for at most `grace`; counts the rest as dropped.
+    pub async fn shutdown(self, grace: Duration) {
+        let until = tokio::time::Instant::now() + grace;
+        self.stop.send_replace(true);
+        // Blocks, but not the runtime, and no longer than the grace period.
+        let events = self.events.map(|events| tokio::task::spawn_blocking(move || events.close(grace)));
+        if let Some(otlp) = self.otlp {
+            otlp.shutdown(until).await;
+        }
+        for task in [events, self.server].into_iter().flatten() {
+            // Late or failed: either way it is over.
+            let _ = tokio::time::timeout_at(until, task).await;
+        }
+    }
+
+    /// Records the phases of a room that ended.
+    fn measure(&self, event: &Event, clock: &Clock) {
+        let Event::Closed(room) = event else { return };
+        let trace = trace_id::trace_id(room.room, &self.identity.trace_salt).to_string();
+        for role in [Role::Prefill, Role::Decode] {
+            for span in phases::phases(room, role).into_iter().filter(|p| p.rank.is_none()) {
+                let seconds = metrics::seconds(span.ended.since(span.began));
+                let at = clock.system_time(span.ended);
+                self.durations.observe(role, span.phase, seconds, trace.clone(), at);
+                if let Some(otlp) = &self.otlp {
+                    otlp.observe(role, span.phase, seconds);
+                }
+            }
+        }
+    }
+}
+
+fn render_record(identity: Arc<Identity>) -> impl FnMut(Arc<RoomEvent>, &mut Vec<u8>) + Send + 'static {
+    move |e, to| {
+        let record = Maker { identity: &identity, clock: &e.clock }.event(&e.event);
+        // Writing plain structs into memory does not fail.
+        if serde_json::to_writer(&mut *to, &record).is_ok() {
+            to.push(b'\n');
+        }
+    }
+}
+
+/// Value of the label `owed_instance` for a verdict seen on the host `host_name`.
+pub fn owed_instance(verdict: &Verdict, host_name: &str) -> String {
+    let Some(party) = &verdict.owed_by else { return "nobody".to_owned() };
+    match (party.local, party.endpoint) {
+        (Some(true), _) => host_name.to_owned(),
+        (_, Some(endpoint)) => endpoint.ip().to_string(),
+        (_, None) => "unknown".to_owned(),
+    }
+}

@@ -1,2 +1,324 @@
 //! Records that the kernel programs write and the agent reads: plain `repr(C)` data, no padding left implicit.
+//!
+//! No code that acts, no unsafe code. The checked-in object is built from this file: after a change here run
+//! `cargo xtask build-ebpf` (`--check` finds a stale object).
 #![no_std]
+
+/// Longest call whose bytes are shipped. libzmq reads and sends batches of messages in pieces of exactly this
+/// size (`in_batch_size`, `out_batch_size` in libzmq's `src/config.hpp`).
+pub const WHOLE: u32 = 8192;
+
+/// Sizes of the body areas of a record: constant, because `bpf_ringbuf_reserve` takes only constants.
+pub const CLASSES: [usize; 4] = [64, 256, 1024, WHOLE as usize];
+
+/// How many pieces of a scattered buffer (`struct iovec`) are followed.
+pub const PIECES: usize = 8;
+
+/// How many comm prefixes can be given.
+pub const PREFIXES: usize = 8;
+
+/// Of this many runs of a program one is timed.
+pub const SAMPLE_EVERY: u64 = 128;
+
+/// CPUs that have their own cost slot; higher numbers share one (the counts are then approximate).
+pub const COST_SLOTS: usize = 128;
+
+/// [`Record::kind`].
+pub mod kind {
+    /// A call moved bytes.
+    pub const BYTES: u8 = 1;
+    /// A change of TCP state.
+    pub const STATE: u8 = 2;
+    /// A socket that was there before.
+    pub const FOUND: u8 = 3;
+}
+
+/// [`Record::direction`], and index of the two directions wherever there is an array of two.
+pub mod direction {
+    /// Accepted by a send.
+    pub const SENT: u8 = 0;
+    /// Returned by a receive.
+    pub const RECEIVED: u8 = 1;
+}
+
+/// [`Record::reason`]: why a record carries no bytes.
+pub mod reason {
+    /// It does carry them.
+    pub const NONE: u8 = 0;
+    /// Longer than [`crate::WHOLE`].
+    pub const TOO_LONG: u8 = 1;
+    /// Not one of the eight system calls, or one of the other direction.
+    pub const SYSCALL: u8 = 2;
+    /// Kernel or `io_uring` thread.
+    pub const KERNEL_THREAD: u8 = 3;
+    /// The descriptor in the first argument is another file.
+    pub const OTHER_DESCRIPTOR: u8 = 4;
+    /// A receive with TRUNC or OOB.
+    pub const FLAGS: u8 = 5;
+    /// More pieces than [`crate::PIECES`].
+    pub const VECTORS: u8 = 6;
+    /// Reading the caller's memory failed.
+    pub const FAULT: u8 = 7;
+    /// The connection used up what is shipped before it is judged.
+    pub const BUDGET: u8 = 8;
+}
+
+/// [`Record::flags`].
+pub mod flag {
+    /// The task fields say something.
+    pub const TASK: u8 = 1;
+    /// `base` says something.
+    pub const BASE: u8 = 2;
+    /// Addresses are IPv6 (else IPv4 in the first four bytes).
+    pub const V6: u8 = 4;
+}
+
+/// Head of every record in the ring. The captured bytes follow it directly.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Record {
+    /// `bpf_ktime_get_ns`.
+    pub at: u64,
+    /// Socket cookie.
+    pub cookie: u64,
+    /// Cgroup id of the task.
+    pub cgroup: u64,
+    /// Process id (host numbering).
+    pub tgid: u32,
+    /// Thread id (host numbering).
+    pub tid: u32,
+    /// Thread name.
+    pub comm: [u8; 16],
+    /// This end's address: 4 or 16 bytes.
+    pub local: [u8; 16],
+    /// The other end's address.
+    pub peer: [u8; 16],
+    /// This end's port, host order.
+    pub local_port: u16,
+    /// The other end's port, host order.
+    pub peer_port: u16,
+    /// Network namespace inode.
+    pub netns: u32,
+    /// Bytes moved by the call.
+    pub len: u32,
+    /// Sequence number behind the call's last byte.
+    pub end: u32,
+    /// `write_seq`.
+    pub write_seq: u32,
+    /// `snd_una`.
+    pub snd_una: u32,
+    /// `copied_seq`.
+    pub copied_seq: u32,
+    /// `rcv_nxt`.
+    pub rcv_nxt: u32,
+    /// Sequence number of the first byte of each direction (flag [`flag::BASE`]).
+    pub base: [u32; 2],
+    /// `sk_err`.
+    pub error: u32,
+    /// See [`kind`].
+    pub kind: u8,
+    /// See [`direction`].
+    pub direction: u8,
+    /// See [`reason`].
+    pub reason: u8,
+    /// See [`flag`].
+    pub flags: u8,
+    /// TCP state before (of a state change), or now (of a found socket).
+    pub old: u8,
+    /// TCP state after.
+    pub new: u8,
+    /// Zero.
+    pub pad: [u8; 6],
+}
+
+/// Size of [`Record`] in the ring.
+pub const RECORD: usize = 136;
+const _: () = assert!(size_of::<Record>() == RECORD);
+
+/// [`Socket::state`].
+pub mod state {
+    /// Only just accepted from a listener, or closed and about to be used again.
+    pub const NONE: u32 = 0;
+    /// A listener of a watched process.
+    pub const LISTENING: u32 = 1;
+    /// A connect attempt of a watched process or to a watched endpoint.
+    pub const CONNECTING: u32 = 2;
+    /// Open, not judged yet.
+    pub const PENDING: u32 = 3;
+    /// Carries ZMTP.
+    pub const ZMTP: u32 = 4;
+    /// How many there are.
+    pub const COUNT: usize = 5;
+}
+
+/// [`Socket::flags`].
+pub mod mark {
+    /// Belongs to an engine process or goes to a watched endpoint or port: its states are reported before it is
+    /// judged, and it is not muted for want of budget.
+    pub const WATCHED: u32 = 1;
+    /// The agent has been told of this socket.
+    pub const ANNOUNCED: u32 = 2;
+    /// Seen from its first byte on: `base` says something.
+    pub const FRESH: u32 = 4;
+    /// This side connected.
+    pub const ACTIVE: u32 = 8;
+    /// It is closed: not counted among the open ones any more. What it had received can still be read.
+    pub const CLOSED: u32 = 16;
+}
+
+/// What the kernel remembers of a watched socket, in its socket storage. No entry: a foreign socket.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Socket {
+    /// Cookie, so that the helper is called once.
+    pub cookie: u64,
+    /// When it was established.
+    pub at: u64,
+    /// See [`mark`]; changed atomically.
+    pub flags: u32,
+    /// See [`state`].
+    pub state: u32,
+    /// Sequence number of the first byte of each direction.
+    pub base: [u32; 2],
+    /// Bytes that may still be shipped before it is judged.
+    pub budget: u32,
+    /// Calls for which user space's judgement is still looked up.
+    pub look_ups: u32,
+}
+
+/// User space's answer about a pending socket.
+pub mod judgement {
+    /// Follow it.
+    pub const ZMTP: u32 = 1;
+    /// Forget it.
+    pub const FOREIGN: u32 = 2;
+}
+
+/// An address and port to which connect attempts are reported.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Endpoint {
+    /// IPv6, or IPv4 mapped into it.
+    pub address: [u8; 16],
+    /// Host order.
+    pub port: u16,
+    /// Zero.
+    pub pad: [u8; 6],
+}
+
+/// One per-CPU counter each, in the map `COUNTERS`.
+pub mod counter {
+    /// Records that the full ring refused.
+    pub const RING_FULL: u32 = 0;
+    /// Sockets that could not be remembered (storage refused).
+    pub const STORAGE_REFUSED: u32 = 1;
+    /// Sockets that user space's judgement or the greeting turned away.
+    pub const FOREIGN: u32 = 2;
+    /// Sockets that were muted because nothing readable came within their budget.
+    pub const MUTED: u32 = 3;
+    /// MPTCP sockets established: their bytes are not visible.
+    pub const MPTCP: u32 = 4;
+    /// Records written.
+    pub const RECORDS: u32 = 5;
+    /// Calls on watched sockets without bytes, by reason: this plus [`crate::reason`].
+    pub const NOT_CAPTURED: u32 = 6;
+    /// Sockets that entered a state: this plus [`crate::state`].
+    pub const ENTERED: u32 = 16;
+    /// Sockets that left a state: this plus [`crate::state`].
+    pub const LEFT: u32 = 24;
+    /// How many there are.
+    pub const COUNT: u32 = 32;
+}
+
+/// The programs, in the order of their cost slots.
+pub mod program {
+    /// `sock_send_length`.
+    pub const SEND: usize = 0;
+    /// `sock_recv_length`.
+    pub const RECEIVE: usize = 1;
+    /// `inet_sock_set_state`.
+    pub const STATE: usize = 2;
+    /// `iter/task_file`.
+    pub const FOUND: usize = 3;
+    /// How many there are.
+    pub const COUNT: usize = 4;
+    /// Their names in the object (which also has `rt_empty`, that does nothing, to measure against).
+    pub const NAMES: [&str; COUNT] = ["rt_send", "rt_receive", "rt_state", "rt_found"];
+}
+
+/// Own cost of one program on one CPU.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Cost {
+    /// Runs.
+    pub runs: u64,
+    /// Runs that were timed.
+    pub sampled: u64,
+    /// Nanoseconds of the timed runs.
+    pub nanos: u64,
+    /// Zero; keeps two slots to a cache line.
+    pub pad: u64,
+}
+
+/// What user space hands over as the constant `SETTINGS` before loading.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Settings {
+    /// Where the kernel's structures keep what the programs read.
+    pub at: Offsets,
+    /// System call numbers of this machine.
+    pub calls: Calls,
+    /// Above this many bytes in the ring user space is woken.
+    pub wake_above: u32,
+    /// Bytes shipped of a socket found at start before it is judged.
+    pub found_budget: u32,
+    /// Bytes shipped of a new connection before it is judged.
+    pub fresh_budget: u32,
+    /// How many of `prefixes` count.
+    pub prefixes_used: u32,
+    /// Comm prefixes of engine processes.
+    pub prefixes: [Prefix; PREFIXES],
+}
+
+/// A comm prefix as two words of value and mask.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Prefix {
+    /// The bytes.
+    pub value: [u64; 2],
+    /// 0xff for each byte that counts.
+    pub mask: [u64; 2],
+}
+
+macro_rules! words {
+    ($(#[$meta:meta])* pub struct $name:ident { $($(#[$fm:meta])* $field:ident),* $(,)? }) => {
+        $(#[$meta])*
+        #[repr(C)]
+        #[derive(Clone, Copy, Debug, Default)]
+        pub struct $name { $($(#[$fm])* pub $field: u32),* }
+    };
+}
+
+words! {
+    /// Numbers of the eight system calls whose arguments name a buffer.
+    #[allow(missing_docs, reason = "the names are those of the system calls")]
+    pub struct Calls { read, write, readv, writev, sendto, recvfrom, sendmsg, recvmsg }
+}
+
+words! {
+    /// Byte offsets of members of kernel structures (and one bit number), from the running kernel's BTF.
+    #[allow(missing_docs, reason = "the names are the kernel's, `structure_member`")]
+    pub struct Offsets {
+        sk_family, sk_state, sk_num, sk_dport, sk_daddr, sk_rcv_saddr, sk_v6_daddr, sk_v6_rcv_saddr, sk_net,
+        sk_protocol, sk_err, sk_flags, sk_socket, sk_bpf_storage,
+        net_inum,
+        socket_sk, socket_file,
+        tcp_sport, tcp_write_seq, tcp_snd_una, tcp_copied_seq, tcp_rcv_nxt, tcp_bytes_acked, tcp_bytes_received,
+        task_flags, task_files, task_tgid, task_pid, task_comm, task_group_leader, task_cgroups,
+        css_set_dfl_cgrp, cgroup_kn, kernfs_node_id,
+        files_fdt, fdtable_max_fds, fdtable_fd,
+        regs_nr, regs_arg0, regs_arg1, regs_arg2, regs_arg3,
+        /// Bit of `SOCK_DONE` in `sk_flags`: a FIN was received.
+        sock_done_bit,
+    }
+}

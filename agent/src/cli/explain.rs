@@ -1,0 +1,333 @@
+//! One room as a page for a person at three in the morning: summary line, why, time line, what is owed, what is
+//! known and unknown, what to do. Pure: text from the JSON record that scripts get, so both say the same.
+
+use std::fmt::Write as _;
+
+use serde_json::Value;
+
+/// The page. `record` is a room's JSON record; a missing key reads as "not known".
+pub(super) fn page(record: &Value) -> String {
+    let mut out = summary(record);
+    out.push('\n');
+    why(&mut out, record);
+    time_line(&mut out, record);
+    standing(&mut out, record);
+    known(&mut out, record);
+    if !closed(record) {
+        candidates(&mut out, record);
+        actions(&mut out, record);
+    }
+    upstream(&mut out, record);
+    out
+}
+
+/// The first line, as in `rooms`: who owes what to whom, whether it ends by itself, what to do.
+pub(super) fn summary(record: &Value) -> String {
+    let verdict = &record["verdict"];
+    let mut parts = vec![format!("room {}{} {}", text(&record["room"]), life(record), state(record))];
+    if let Some(owes) = owes(record).filter(|_| !closed(record)) {
+        parts.push(owes);
+    }
+    if record["pinned"].as_bool() == Some(true) {
+        parts.push(match verdict["ends_by_itself"]["at"].as_str() {
+            Some(at) => {
+                format!("ends by itself at {} ({})", clock(at), text(&verdict["ends_by_itself"]["timer"]))
+            }
+            None => "never ends by itself".to_owned(),
+        });
+        if let Some(size @ 2..) = verdict["group_size"].as_u64() {
+            parts.push(format!("1 of {size} rooms with this cause"));
+        }
+        if let Some(act) = verdict["actions"].get(0) {
+            parts.push(format!("do: {}", text(&act["command"])));
+        }
+    }
+    parts.join(" · ")
+}
+
+fn closed(record: &Value) -> bool {
+    record["closed_at"].is_string()
+}
+
+fn life(record: &Value) -> String {
+    match record["incarnation"].as_u64() {
+        Some(n @ 1..) => format!(" (life {})", n.saturating_add(1)),
+        _ => String::new(),
+    }
+}
+
+fn state(record: &Value) -> String {
+    let age = record["age_s"].as_f64().map_or_else(String::new, |s| format!(" {s:.0} s"));
+    let verdict = &record["verdict"];
+    match (record["pinned"].as_bool(), record["closed_at"].as_str()) {
+        (Some(true), _) => {
+            format!("PINNED {} {}{age}", text(&verdict["confidence"]), text(&verdict["class"]))
+        }
+        (_, Some(_)) => {
+            let outcome = record["outcome"].as_str().unwrap_or("ended, how is not known");
+            let recovered = if record["recovered"].as_bool() == Some(true) {
+                ", recovered after it was pinned"
+            } else {
+                ""
+            };
+            format!("closed: {outcome} after{age}{recovered}")
+        }
+        _ => match verdict["class"].as_str() {
+            Some(class) => format!("open{age}: {class}"),
+            None => format!("open{age}, nothing overdue"),
+        },
+    }
+}
+
+fn owes(record: &Value) -> Option<String> {
+    let verdict = &record["verdict"];
+    let class = verdict["class"].as_str()?;
+    if verdict["owed_by"].is_null() {
+        return record["pinned"].as_bool()?.then(|| format!("nobody owes a move ({class})"));
+    }
+    let what = verdict["expected"].as_str().unwrap_or("the next move");
+    let to = match verdict["owed_by"]["role"].as_str() {
+        Some("prefill") => peer_of(record, "decode"),
+        Some("decode") => peer_of(record, "prefill"),
+        _ => None,
+    };
+    let to = to.map_or_else(String::new, |to| format!(" to {to}"));
+    Some(format!("{} owes {what}{to}", party(&verdict["owed_by"])))
+}
+
+/// The other side, as the messages name it.
+fn peer_of(record: &Value, role: &str) -> Option<String> {
+    let own = &record["views"][role]["ranks"][0]["endpoint"];
+    let other = if role == "decode" { "prefill" } else { "decode" };
+    let seen = record["views"][other]["messages"].as_array()?.first().map(|m| &m["peer"]);
+    let endpoint = own.as_str().or_else(|| seen.and_then(Value::as_str));
+    Some(endpoint.map_or_else(|| role.to_owned(), |e| format!("{role} {e}")))
+}
+
+fn party(party: &Value) -> String {
+    let mut out = party["role"].as_str().unwrap_or("someone outside the engines").to_owned();
+    if let Some(rank) = party["rank"].as_u64() {
+        let _ = write!(out, " rank {rank}");
+    }
+    if let Some(endpoint) = party["endpoint"].as_str() {
+        let _ = write!(out, " {endpoint}");
+    }
+    match (party["pid"].as_u64(), party["comm"].as_str(), party["local"].as_bool()) {
+        (Some(pid), Some(comm), _) => {
+            let _ = write!(out, " (pid {pid} {comm})");
+        }
+        (Some(pid), None, _) => {
+            let _ = write!(out, " (pid {pid})");
+        }
+        (None, _, Some(false)) => out.push_str(" (another host)"),
+        _ => {}
+    }
+    out
+}
+
+fn why(out: &mut String, record: &Value) {
+    let verdict = &record["verdict"];
+    let Some(class) = verdict["class"].as_str() else { return };
+    let was = if closed(record) { "what was judged" } else { "why" };
+    let _ = writeln!(out, "\n{was}: {class}, {}", text(&verdict["confidence"]));
+    for line in list(&verdict["evidence"]) {
+        let _ = writeln!(out, "  - {}", text(line));
+    }
+}
+
+/// Messages of both views in order of time, each with direction and peer.
+fn time_line(out: &mut String, record: &Value) {
+    let mut lines: Vec<(&str, String)> = Vec::new();
+    for role in ["prefill", "decode"] {
+        for m in list(&record["views"][role]["messages"]) {
+            lines.push((m["time"].as_str().unwrap_or_default(), message(role, m)));
+        }
+    }
+    lines.sort_by(|a, b| a.0.cmp(b.0));
+    let opened = record["opened_at"].as_str().unwrap_or_default();
+    let _ = writeln!(out, "\ntime line (UTC, and seconds since the first sign of the room)");
+    for (time, line) in &lines {
+        let _ = writeln!(out, "  {} {:>9} {line}", clock(time), since(opened, time));
+    }
+    if let Some(n @ 1..) = record["messages_dropped"].as_u64() {
+        let _ = writeln!(out, "  ({n} more messages were not kept)");
+    }
+    if let Some(closed) = record["closed_at"].as_str() {
+        let outcome = record["outcome"].as_str().unwrap_or("how is not known");
+        let _ = writeln!(out, "  {} {:>9} ended: {outcome}", clock(closed), since(opened, closed));
+    } else if let Some(now) = record["time"].as_str() {
+        let _ = writeln!(out, "  {} {:>9} now", clock(now), since(opened, now));
+    }
+}
+
+fn message(role: &str, m: &Value) -> String {
+    let (verb, preposition) = match m["direction"].as_str() {
+        Some("sent") => ("sent", "to"),
+        _ => ("received", "from"),
+    };
+    let mut out = format!("{role:7} {verb:8} {} {preposition} {}", text(&m["kind"]), text(&m["peer"]));
+    if let Some(status) = m["status"].as_str() {
+        let _ = write!(out, "  {status}");
+    }
+    if let Some(rank) = m["rank"].as_u64() {
+        let _ = write!(out, "  prefill rank {rank}");
+    }
+    if let Some(pages) = m["pages"].as_u64() {
+        let _ = write!(out, "  {pages} pages");
+    }
+    if m["dummy"].as_bool() == Some(true) {
+        out.push_str("  dummy");
+    }
+    if m["acknowledged"].as_bool() == Some(false) {
+        out.push_str("  NOT acknowledged by the peer's kernel");
+    }
+    out
+}
+
+fn standing(out: &mut String, record: &Value) {
+    out.push_str("\nwhere it stands\n");
+    for role in ["prefill", "decode"] {
+        let view = &record["views"][role];
+        if view.is_null() {
+            let _ = writeln!(out, "  {role}: not seen from this host");
+            continue;
+        }
+        let what = if role == "prefill" { "sessions" } else { "statuses" };
+        let counts = match (view["got"].as_u64(), view["required"].as_u64()) {
+            (Some(got), Some(required)) => format!(", {got} of {required} {what}"),
+            (Some(got), None) => format!(", {got} {what}, how many are required is not known"),
+            _ => String::new(),
+        };
+        let _ = writeln!(
+            out,
+            "  {role}: {} in phase {} since {}{counts}",
+            text(&view["state"]),
+            text(&view["phase"]),
+            view["phase_since"].as_str().map_or("?", clock)
+        );
+        for rank in list(&view["ranks"]) {
+            let mut line = rank["rank"].as_u64().map_or_else(|| "rank".to_owned(), |n| format!("rank {n}"));
+            for (name, value) in [("", &rank["endpoint"]), ("session ", &rank["session"])] {
+                if let Some(value) = value.as_str() {
+                    let _ = write!(line, " {name}{value}");
+                }
+            }
+            if let Some(pid) = rank["pid"].as_u64() {
+                let _ = write!(line, " pid {pid} {}", rank["comm"].as_str().unwrap_or_default());
+            }
+            if rank["dummy"].as_bool() == Some(true) {
+                line.push_str(" (dummy: owes nothing)");
+            }
+            let _ = writeln!(out, "    {line}: {}", text(&rank["state"]));
+        }
+    }
+}
+
+fn known(out: &mut String, record: &Value) {
+    out.push_str("\nknown and unknown\n");
+    let seen = match record["completeness"].as_str() {
+        Some("full") => "every control message of this room on this host was seen",
+        Some("preexisting") => "the room was open before the agent looked: earlier messages are not known",
+        Some("partial") => "some connections or ranks of this room cannot be read from here",
+        Some("lossy") => "bytes were missed in a stretch that messages of this room can lie in",
+        _ => "how much was seen is not known",
+    };
+    let _ = writeln!(out, "  - {seen}");
+    if let Some(min) = record["releases"]["min"].as_str() {
+        let _ = writeln!(
+            out,
+            "  - {} messages as of engine release {min} to {}",
+            record["backend"].as_str().unwrap_or("?"),
+            text(&record["releases"]["max"])
+        );
+    }
+    for role in ["prefill", "decode"] {
+        if record["views"][role].is_null() {
+            let _ =
+                writeln!(out, "  - the {role} side is not on this host: ask the agent there for this room");
+        }
+    }
+    for (key, name) in [
+        ("request", "the request at the engines' HTTP ports"),
+        ("gpu", "GPU copy activity"),
+        ("scheduler", "scheduler spans"),
+    ] {
+        if record[key].is_null() {
+            let _ = writeln!(out, "  - not measured: {name}");
+        }
+    }
+}
+
+fn candidates(out: &mut String, record: &Value) {
+    let candidates = list(&record["verdict"]["candidates"]);
+    if candidates.is_empty() {
+        return;
+    }
+    out.push_str("\nlooks the same from here\n");
+    for c in candidates {
+        let modes: Vec<&str> = list(&c["modes"]).iter().filter_map(Value::as_str).collect();
+        let owes = c["owed_by"].as_str().map_or_else(String::new, |r| format!(", {r} would owe"));
+        let _ = writeln!(
+            out,
+            "  - {} ({}){owes}; settled by: {}",
+            text(&c["class"]),
+            modes.join(" "),
+            text(&c["would_settle"])
+        );
+    }
+}
+
+fn actions(out: &mut String, record: &Value) {
+    let actions = list(&record["verdict"]["actions"]);
+    if actions.is_empty() {
+        return;
+    }
+    out.push_str("\nwhat to do\n");
+    for (n, a) in actions.iter().enumerate() {
+        let clears =
+            if a["clears"].as_bool() == Some(true) { "clears it" } else { "does not clear it by itself" };
+        let _ = writeln!(out, "  {}. {}", n.saturating_add(1), text(&a["command"]));
+        let _ = writeln!(
+            out,
+            "     {} ({clears}); costs others: {}",
+            text(&a["effect"]),
+            text(&a["blast_radius"])
+        );
+    }
+}
+
+fn upstream(out: &mut String, record: &Value) {
+    let issues = list(&record["verdict"]["known_issues"]);
+    if issues.is_empty() {
+        return;
+    }
+    out.push_str("\nupstream\n");
+    for i in issues {
+        let fixed = i["fixed_in"].as_str().map_or_else(String::new, |r| format!(", fixed in {r}"));
+        let _ =
+            writeln!(out, "  - {}{fixed}; applies to this engine: {}", text(&i["url"]), text(&i["applies"]));
+    }
+}
+
+fn list(value: &Value) -> &[Value] {
+    value.as_array().map_or(&[], Vec::as_slice)
+}
+
+fn text(value: &Value) -> &str {
+    value.as_str().unwrap_or("?")
+}
+
+/// `2026-11-29T02:41:07.123456789Z` → `02:41:07.123456`.
+fn clock(rfc3339: &str) -> &str {
+    let time = rfc3339.split_once('T').map_or(rfc3339, |(_, time)| time);
+    let time = time.strip_suffix('Z').unwrap_or(time);
+    time.get(..15).unwrap_or(time)
+}
+
+fn since(from: &str, to: &str) -> String {
+    let parse = |s: &str| s.parse::<jiff::Timestamp>().ok();
+    match (parse(from), parse(to)) {
+        (Some(from), Some(to)) => format!("{:+.3}", to.duration_since(from).as_secs_f64()),
+        _ => String::new(),
+    }
+}

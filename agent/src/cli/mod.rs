@@ -1,0 +1,333 @@
+//! Commands: what a person or an init system starts. The edges meet here; no logic of the stages.
+
+pub mod config;
+mod doctor;
+mod explain;
+mod measure;
+mod remote;
+mod replay;
+mod run;
+
+use std::io::Write as _;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand};
+
+use config::{Config, DEFAULT_LISTEN, Hook};
+
+/// How a command ended; its number is the exit code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// Nothing to report.
+    Fine = 0,
+    /// Pinned rooms (`rooms --pinned`, `replay --fail-on-pinned`, `doctor` with a failed check).
+    Findings = 1,
+    /// The command line, the configuration or the input is wrong.
+    Usage = 2,
+    /// This host cannot be observed.
+    CannotObserve = 3,
+}
+
+impl From<End> for ExitCode {
+    fn from(end: End) -> Self {
+        Self::from(end as u8)
+    }
+}
+
+/// An error with the exit code it leads to.
+#[derive(Debug)]
+struct Failure {
+    end: End,
+    error: anyhow::Error,
+}
+
+impl Failure {
+    fn usage(error: impl Into<anyhow::Error>) -> Self {
+        Self { end: End::Usage, error: error.into() }
+    }
+
+    fn cannot_observe(error: impl Into<anyhow::Error>) -> Self {
+        Self { end: End::CannotObserve, error: error.into() }
+    }
+}
+
+type Outcome = Result<End, Failure>;
+
+/// Finds rooms that prefill/decode serving has pinned: which, who owes the next move, and why.
+#[derive(Parser)]
+#[command(
+    name = "roomtrace",
+    version,
+    about,
+    after_help = "Exit codes: 0 fine, 1 findings, 2 usage or configuration, 3 cannot observe."
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Observe this host until SIGTERM.
+    Run(RunArgs),
+    /// Put a packet capture (pcap, pcapng) through the same code.
+    Replay(ReplayArgs),
+    /// List rooms of a running agent.
+    Rooms(RoomsArgs),
+    /// Tell everything known of one room.
+    Explain(ExplainArgs),
+    /// Check what this host allows and say what to do about the rest.
+    Doctor(DoctorArgs),
+    /// Check or show the configuration.
+    #[command(subcommand)]
+    Config(ConfigCommand),
+}
+
+/// Flags that override the configuration file.
+#[derive(Args, Debug, Default)]
+struct Overrides {
+    /// Configuration file (YAML).
+    #[arg(long, env = "ROOMTRACE_CONFIG", value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Write JSON lines to a file, or to standard output with `-`.
+    #[arg(long, env = "ROOMTRACE_EVENTS", value_name = "FILE")]
+    events: Option<PathBuf>,
+    /// Write OTLP JSON lines (traces and logs) to a file.
+    #[arg(long, env = "ROOMTRACE_OTLP_FILE", value_name = "FILE")]
+    otlp_file: Option<PathBuf>,
+    /// Send traces, logs and metrics to this OTLP endpoint (`OTEL_EXPORTER_OTLP_…` variables work too).
+    #[arg(long, env = "ROOMTRACE_OTLP_ENDPOINT", value_name = "URL")]
+    otlp_endpoint: Option<String>,
+    /// No room is overdue before this (for example `10s`).
+    #[arg(long, env = "ROOMTRACE_FLOOR", value_name = "DURATION", value_parser = config::duration::parse)]
+    floor: Option<Duration>,
+}
+
+#[derive(Args)]
+struct RunArgs {
+    #[command(flatten)]
+    overrides: Overrides,
+    /// Kernel hooks to use.
+    #[arg(long, env = "ROOMTRACE_HOOK", value_enum)]
+    hook: Option<Hook>,
+    /// Watch this port besides what is learned (may be given several times).
+    #[arg(long = "port", value_name = "PORT")]
+    ports: Vec<u16>,
+    /// Prefix of process names that are engines (may be given several times; replaces the configured ones).
+    #[arg(long = "engine-comm", value_name = "PREFIX")]
+    engine_comms: Vec<String>,
+    /// Where the HTTP server listens.
+    #[arg(long, env = "ROOMTRACE_LISTEN", value_name = "ADDR:PORT")]
+    listen: Option<SocketAddr>,
+    /// No HTTP server.
+    #[arg(long, conflicts_with = "listen")]
+    no_http: bool,
+}
+
+#[derive(Args)]
+struct ReplayArgs {
+    /// Packet capture.
+    file: PathBuf,
+    #[command(flatten)]
+    overrides: Overrides,
+    /// Let time run on after the last packet.
+    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = config::duration::parse)]
+    extend: Duration,
+    /// Tell everything known of one room at the end.
+    #[arg(long, value_name = "ROOM")]
+    explain: Option<u64>,
+    /// End with 1 when a room is pinned at the end.
+    #[arg(long)]
+    fail_on_pinned: bool,
+}
+
+/// Where a running agent answers.
+#[derive(Args)]
+struct Api {
+    /// The agent's HTTP address.
+    #[arg(long, env = "ROOMTRACE_API", value_name = "URL", default_value_t = format!("http://{DEFAULT_LISTEN}"))]
+    api: String,
+}
+
+#[derive(Args)]
+struct RoomsArgs {
+    #[command(flatten)]
+    api: Api,
+    /// Only pinned rooms; end with 1 when there is one.
+    #[arg(long)]
+    pinned: bool,
+    /// The API's JSON instead of a table.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Args)]
+struct ExplainArgs {
+    /// Room number.
+    room: u64,
+    #[command(flatten)]
+    api: Api,
+    /// The API's JSON instead of text.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Args)]
+struct DoctorArgs {
+    /// JSON instead of text.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Subcommand)]
+enum ConfigCommand {
+    /// Check a configuration file; end with 2 when it is wrong.
+    Check {
+        /// Which file.
+        #[arg(env = "ROOMTRACE_CONFIG")]
+        file: PathBuf,
+    },
+    /// Print the configuration that results from file, environment and flags.
+    Show(Box<RunArgs>),
+}
+
+impl Overrides {
+    fn apply(&self, config: &mut Config) {
+        if let Some(events) = &self.events {
+            config.export.events = Some(events.clone());
+        }
+        if let Some(file) = &self.otlp_file {
+            config.export.otlp.file = Some(file.clone());
+        }
+        if let Some(endpoint) = &self.otlp_endpoint {
+            config.export.otlp.endpoint = Some(endpoint.clone());
+        }
+        if let Some(floor) = self.floor {
+            config.rooms.floor = floor;
+            config.rooms.ceiling = config.rooms.ceiling.max(floor);
+        }
+    }
+
+    fn resolve(&self) -> Result<Config, Failure> {
+        let mut config = self
+            .config
+            .as_deref()
+            .map_or_else(|| Ok(Config::default()), Config::read)
+            .map_err(Failure::usage)?;
+        self.apply(&mut config);
+        config.check().map_err(Failure::usage)?;
+        Ok(config)
+    }
+}
+
+impl RunArgs {
+    fn resolve(&self) -> Result<Config, Failure> {
+        let mut config = self.overrides.resolve()?;
+        if let Some(hook) = self.hook {
+            config.capture.hook = hook;
+        }
+        config.capture.ports.extend_from_slice(&self.ports);
+        if !self.engine_comms.is_empty() {
+            config.capture.engine_comms.clone_from(&self.engine_comms);
+        }
+        if let Some(listen) = self.listen {
+            config.http.listen = listen;
+        }
+        config.http.enabled &= !self.no_http;
+        config.check().map_err(Failure::usage)?;
+        Ok(config)
+    }
+}
+
+/// Parses the command line, runs the command and reports its error, if any, in one message on standard error.
+pub fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Help and version are no errors and go to standard output; clap knows.
+            let end = if error.use_stderr() { End::Usage } else { End::Fine };
+            drop(error.print());
+            return end.into();
+        }
+    };
+    let outcome = match cli.command {
+        Command::Run(args) => args.resolve().and_then(|config| run::run(&config)),
+        Command::Replay(args) => replay::replay(&args),
+        Command::Rooms(args) => remote::rooms(&args),
+        Command::Explain(args) => remote::explain(&args),
+        Command::Doctor(args) => doctor::doctor(args.json),
+        Command::Config(ConfigCommand::Check { file }) => check(&file),
+        Command::Config(ConfigCommand::Show(args)) => args.resolve().and_then(|config| show(&config)),
+    };
+    match outcome {
+        Ok(end) => end.into(),
+        Err(Failure { end, error }) => {
+            let mut line = String::from("roomtrace: ");
+            for (n, cause) in error.chain().enumerate() {
+                let text = cause.to_string();
+                // thiserror messages often contain their source already.
+                if n == 0 {
+                    line.push_str(&text);
+                } else if !line.contains(&text) {
+                    line.push_str(": ");
+                    line.push_str(&text);
+                }
+            }
+            drop(writeln!(std::io::stderr(), "{line}"));
+            end.into()
+        }
+    }
+}
+
+/// Where asynchronous work (exports, HTTP) runs. Two threads: none of it is urgent.
+fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .thread_name("roomtrace-io")
+        .enable_all()
+        .build()
+        .map_err(|e| Failure::cannot_observe(anyhow::Error::new(e).context("cannot start the I/O threads")))
+}
+
+/// The room table's settings.
+fn room_config(config: &Config) -> crate::rooms::Config {
+    let nanos = |d: Duration| u64::try_from(d.as_nanos()).unwrap_or(u64::MAX);
+    crate::rooms::Config {
+        floor: nanos(config.rooms.floor),
+        ceiling: nanos(config.rooms.ceiling),
+        factor: u64::from(config.rooms.factor),
+        max_rooms: usize::try_from(config.rooms.max).unwrap_or(usize::MAX),
+        ..crate::rooms::Config::default()
+    }
+}
+
+/// Upstream reports that a room's verdict may be an instance of.
+fn known_issues(room: &crate::rooms::model::RoomSnapshot) -> Vec<crate::verdict::model::KnownIssue> {
+    room.verdict
+        .as_ref()
+        .map_or_else(Vec::new, |v| crate::verdict::known::known_issues(v.class, room.backend, room.releases))
+}
+
+/// Writes to standard output; a closed pipe (`| head`) ends the command quietly.
+fn print(text: &str) -> Outcome {
+    let mut out = std::io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Ok(()) => Ok(End::Fine),
+        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(End::Fine),
+        Err(e) => Err(Failure::usage(anyhow::Error::new(e).context("cannot write to standard output"))),
+    }
+}
+
+fn check(file: &std::path::Path) -> Outcome {
+    Config::read(file).map_err(Failure::usage)?;
+    print(&format!("{}: fine\n", file.display()))
+}
+
+fn show(config: &Config) -> Outcome {
+    let text = serde_saphyr::to_string(config)
+        .map_err(|e| Failure::usage(anyhow::anyhow!("cannot print the configuration: {e}")))?;
+    print(&format!("{}\n", text.trim_end()))
+}

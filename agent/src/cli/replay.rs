@@ -1,0 +1,172 @@
+//! `roomtrace replay`: a packet capture through the same stages as live capture. Time is the packets' own.
+
+use std::fmt::Write as _;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context as _, anyhow};
+
+use super::{End, Failure, Outcome, ReplayArgs, explain, print, room_config};
+use crate::control::Limits;
+use crate::event::{Mono, SECOND};
+use crate::export::clock::Clock;
+use crate::export::record::Maker;
+use crate::export::{Exports, Identity, Options};
+use crate::pipeline::Pipeline;
+use crate::replay::{Progress, Replay, ReplayError, Summary};
+use crate::rooms::model::RoomSnapshot;
+
+/// How often the rooms hear of time, as in live capture.
+const TICK: u64 = SECOND / 10;
+
+/// Ticks at most for one stretch without packets: a capture with a gap of weeks must not take hours.
+const TICKS: u64 = 100_000;
+
+/// How long outputs may take at the end.
+const GRACE: Duration = Duration::from_secs(10);
+
+/// The pipeline with the capture's clock and its outputs.
+struct Player {
+    pipeline: Pipeline,
+    exports: Exports,
+    clock: Clock,
+    now: Option<Mono>,
+}
+
+impl Player {
+    /// Moves the clock to `to`, ticking on the way.
+    fn advance(&mut self, to: Mono) {
+        let Some(mut now) = self.now else {
+            self.now = Some(to);
+            return;
+        };
+        let step = TICK.max(to.since(now) / TICKS);
+        while to.since(now) >= step {
+            now = now.plus(step);
+            self.pipeline.tick(now);
+            self.flush();
+        }
+        self.now = Some(now);
+    }
+
+    fn flush(&mut self) {
+        for event in self.pipeline.events() {
+            self.exports.room_event_wait(&event, &self.clock);
+        }
+    }
+}
+
+/// `roomtrace replay FILE`.
+pub(super) fn replay(args: &ReplayArgs) -> Outcome {
+    let config = args.overrides.resolve()?;
+    let mut capture = Replay::open(&args.file).map_err(|e| unusable(&args.file, e))?;
+    let identity = Identity {
+        host_name: args.file.file_name().map_or_else(String::new, |n| n.to_string_lossy().into_owned()),
+        host_id: "replay".to_owned(),
+        trace_salt: config.export.trace_salt.clone(),
+        live: false,
+        known_issues: super::known_issues,
+    };
+    if let Some(path) = config.export.events.as_deref().filter(|p| *p != Path::new("-")) {
+        // The writer appends, for agents that are restarted; a replay is a run of its own.
+        std::fs::File::create(path)
+            .with_context(|| format!("cannot write events to {}", path.display()))
+            .map_err(Failure::usage)?;
+    }
+    let options =
+        Options { events: config.export.events.clone(), otlp: config.export.otlp.clone(), listen: None };
+    let runtime = super::runtime()?;
+    let exports = runtime.block_on(Exports::start(options, identity.clone())).map_err(Failure::usage)?;
+    let mut player = Player {
+        pipeline: Pipeline::new(Limits::default(), room_config(&config)),
+        exports,
+        clock: Clock::of_replay(),
+        now: None,
+    };
+    let read = play(&mut capture, &mut player, args.extend);
+    let summary = capture.summary();
+    let text = report(&player, &identity, args, &summary);
+    let pinned = player.pipeline.rooms().pinned().next().is_some();
+    runtime.block_on(player.exports.shutdown(GRACE));
+    let to_stdout = config.export.events.as_deref() == Some(Path::new("-"));
+    if !to_stdout {
+        print(&text)?;
+    }
+    read.map_err(|e| unusable(&args.file, e))?;
+    if let Some(damage) = summary.damage {
+        // What came before the damage is told above; the file is still not what it should be.
+        return Err(Failure::usage(anyhow!(
+            "{}: {damage}; what came before it was replayed",
+            args.file.display()
+        )));
+    }
+    Ok(if args.fail_on_pinned && pinned { End::Findings } else { End::Fine })
+}
+
+fn unusable(file: &Path, error: ReplayError) -> Failure {
+    Failure::usage(anyhow::Error::new(error).context(file.display().to_string()))
+}
+
+fn play(capture: &mut Replay, player: &mut Player, extend: Duration) -> Result<(), ReplayError> {
+    loop {
+        let progress = capture.step(&mut |event| {
+            player.advance(event.at);
+            player.pipeline.handle(&event);
+            player.flush();
+        })?;
+        match progress {
+            Progress::Packet(at) => player.advance(at),
+            Progress::End => break,
+        }
+    }
+    if let Some(last) = capture.summary().last {
+        let extend = u64::try_from(extend.as_nanos()).unwrap_or(u64::MAX);
+        let end = last.plus(extend);
+        player.advance(end);
+        player.pipeline.tick(end);
+        player.flush();
+    }
+    Ok(())
+}
+
+fn report(player: &Player, identity: &Identity, args: &ReplayArgs, summary: &Summary) -> String {
+    let maker = Maker { identity, clock: &player.clock };
+    let value = |room: &RoomSnapshot| {
+        serde_json::to_value(maker.room(room))
+            .with_context(|| format!("cannot write room {} as JSON", room.room))
+            .unwrap_or_default()
+    };
+    let mut out = String::new();
+    if let Some(room) = args.explain {
+        let lives = player.pipeline.rooms().snapshot(room);
+        if lives.is_empty() {
+            let _ = writeln!(out, "room {room} is not in this capture");
+        }
+        for life in &lives {
+            out.push_str(&explain::page(&value(life)));
+        }
+        return out;
+    }
+    let open = player.pipeline.rooms().gauges().rooms;
+    let pinned: Vec<RoomSnapshot> = player.pipeline.rooms().pinned().collect();
+    let _ = writeln!(
+        out,
+        "{} packets, {} TCP segments, {} connections; {open} views of rooms open at the end, {} rooms pinned",
+        summary.packets,
+        summary.segments,
+        summary.connections,
+        pinned.len()
+    );
+    let skipped = summary.skipped;
+    let other = skipped.fragments + skipped.cut_headers + skipped.malformed + skipped.link_type;
+    if other > 0 {
+        let _ = writeln!(
+            out,
+            "{other} packets could not be read (fragments, cut or malformed headers, link type)"
+        );
+    }
+    for room in &pinned {
+        let _ = writeln!(out, "{}", explain::summary(&value(room)));
+    }
+    out
+}

@@ -1,0 +1,255 @@
+//! `roomtrace run`: one thread drains the kernel's ring and owns the pipeline; everything else (exports, HTTP,
+//! signals) runs on the I/O threads and reaches it through bounded channels.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use serde_json::{Value, json};
+
+use super::config::Config;
+use super::{End, Failure, Outcome, measure, room_config};
+use crate::control::{Judgement, Limits};
+use crate::event::{Mono, SECOND};
+use crate::export::clock::{Bracket, Clock};
+use crate::export::query::{Query, Rooms, RoomsFilter};
+use crate::export::{Exports, Identity, Options};
+use crate::kernel::{self, Capture, CaptureConfig};
+use crate::pipeline::Pipeline;
+use crate::rooms::model::RoomSnapshot;
+
+/// How long the thread sleeps at most: verdicts need seconds, and the ring wakes it above a quarter full.
+const WAIT: Duration = Duration::from_millis(50);
+
+/// Records taken in one turn: a busy ring must starve neither the clock nor the API.
+const BUDGET: usize = 8192;
+
+/// How often time passes for the rooms.
+const TICK: u64 = SECOND / 10;
+
+/// How often metrics are published, clocks compared, counters of the kernel side read.
+const MEASURE: u64 = SECOND;
+
+/// How long outputs may take at SIGTERM; systemd and Kubernetes wait longer by default (90 s, 30 s).
+const GRACE: Duration = Duration::from_secs(10);
+
+/// `roomtrace run`.
+pub(super) fn run(config: &Config) -> Outcome {
+    logging();
+    let capture = Capture::start(&capture_config(config)).map_err(Failure::cannot_observe)?;
+    // Before any thread starts: threads inherit what is left.
+    capture.drop_privileges(false).map_err(Failure::cannot_observe)?;
+    let identity = identity(config);
+    let options = Options {
+        events: config.export.events.clone(),
+        otlp: config.export.otlp.clone(),
+        listen: config.http.enabled.then_some(config.http.listen),
+    };
+    let runtime = super::runtime()?;
+    let exports = runtime.block_on(Exports::start(options, identity.clone())).map_err(Failure::usage)?;
+    let stop = Arc::new(AtomicBool::new(false));
+    runtime.block_on(watch_signals(Arc::clone(&stop)))?;
+    let mut agent = Agent {
+        capture,
+        pipeline: Pipeline::new(Limits::default(), room_config(config)),
+        exports,
+        clock: Clock::sampled(&brackets()),
+        identity,
+        started: now(),
+    };
+    tracing::info!(
+        hook = agent.capture.hook().name(),
+        version = env!("CARGO_PKG_VERSION"),
+        listen = config.http.enabled.then(|| config.http.listen.to_string()),
+        "observing"
+    );
+    agent.exports.set_ready(Ok(()));
+    let result = agent.observe(&stop);
+    tracing::info!("stopping: hooks detached, outputs get {} s", GRACE.as_secs());
+    let Agent { capture, exports, .. } = agent;
+    drop(capture);
+    runtime.block_on(exports.shutdown(GRACE));
+    result
+}
+
+/// What the observing thread owns.
+struct Agent {
+    capture: Capture,
+    pipeline: Pipeline,
+    exports: Exports,
+    clock: Clock,
+    identity: Identity,
+    started: Mono,
+}
+
+impl Agent {
+    fn observe(&mut self, stop: &AtomicBool) -> Outcome {
+        let mut ticked = now();
+        let mut measured = Mono(0);
+        while !stop.load(Ordering::Relaxed) {
+            self.capture.wait(WAIT).map_err(Failure::cannot_observe)?;
+            let Self { capture, pipeline, .. } = self;
+            capture.drain(BUDGET, &mut |event| pipeline.handle(&event));
+            let at = now();
+            if at.since(ticked) >= TICK {
+                ticked = at;
+                self.pipeline.tick(at);
+            }
+            self.tell_kernel();
+            self.tell_exports();
+            if at.since(measured) >= MEASURE {
+                measured = at;
+                self.clock.resample(&brackets());
+                let snapshot = measure::snapshot(at, &self.pipeline, &self.capture, &self.identity.host_name);
+                self.exports.publish(snapshot);
+            }
+            self.answer();
+        }
+        // What the ring still holds belongs to the last picture.
+        let Self { capture, pipeline, .. } = self;
+        capture.drain(usize::MAX, &mut |event| pipeline.handle(&event));
+        self.pipeline.tick(now());
+        self.tell_exports();
+        Ok(End::Fine)
+    }
+
+    fn tell_kernel(&mut self) {
+        let Self { capture, pipeline, .. } = self;
+        for (socket, judgement) in pipeline.judgements() {
+            let answer = match judgement {
+                Judgement::Zmtp => kernel::Judgement::Follow,
+                Judgement::Foreign => kernel::Judgement::Foreign,
+            };
+            warn(capture.judge(socket, answer));
+        }
+        for endpoint in pipeline.endpoints() {
+            warn(capture.watch_endpoint(endpoint));
+        }
+    }
+
+    fn tell_exports(&mut self) {
+        for event in self.pipeline.events() {
+            self.exports.room_event(&event, &self.clock);
+        }
+    }
+
+    /// Answers what the HTTP side asks; a sender that is gone has given up waiting.
+    fn answer(&mut self) {
+        while let Some(query) = self.exports.queries().try_recv() {
+            match query {
+                Query::Rooms { filter, reply } => drop(reply.send(self.page(&filter))),
+                Query::Room { room, reply } => {
+                    let rooms = self.pipeline.rooms().snapshot(room);
+                    drop(reply.send(Rooms { rooms, more: false, clock: self.clock.clone() }));
+                }
+                Query::Status { reply } => drop(reply.send(self.status())),
+            }
+        }
+    }
+
+    fn page(&self, filter: &RoomsFilter) -> Rooms {
+        let table = self.pipeline.rooms();
+        let wanted = |r: &RoomSnapshot| filter.pinned.is_none_or(|pinned| r.pinned() == pinned);
+        let key = |r: &RoomSnapshot| (r.room, r.incarnation);
+        let (keys, more) = if filter.pinned == Some(true) {
+            filter.page(table.pinned().map(|r| key(&r)))
+        } else {
+            filter.page(table.open().filter(wanted).map(|r| key(&r)))
+        };
+        let rooms = keys
+            .into_iter()
+            .filter_map(|(room, life)| table.snapshot(room).into_iter().find(|r| r.incarnation == life))
+            .collect();
+        Rooms { rooms, more, clock: self.clock.clone() }
+    }
+
+    fn status(&self) -> Value {
+        json!({
+            "version": env!("CARGO_PKG_VERSION"),
+            "host": self.identity.host_name,
+            "uptime_s": now().since(self.started) / SECOND,
+            "capture": measure::status(&self.capture),
+            "control": measure::control_status(&self.pipeline),
+            "rooms": measure::room_status(&self.pipeline),
+            "sources": {
+                "frames": "kernel hooks on socket calls",
+                "requests": null, "scheduler_spans": null, "gpu": null,
+            },
+        })
+    }
+}
+
+/// A refused map update costs one answer, not the agent.
+fn warn<T>(result: Result<T, kernel::KernelError>) {
+    if let Err(error) = result {
+        tracing::warn!(%error, "could not tell the kernel programs");
+    }
+}
+
+fn capture_config(config: &Config) -> CaptureConfig {
+    CaptureConfig {
+        hook: match config.capture.hook {
+            super::Hook::Auto => None,
+            super::Hook::Sock => Some(kernel::Hook::Sock),
+            super::Hook::Fentry => Some(kernel::Hook::Fentry),
+            super::Hook::Kprobe => Some(kernel::Hook::Kprobe),
+        },
+        engine_comms: config.capture.engine_comms.clone(),
+        ports: config.capture.ports.clone(),
+        ..CaptureConfig::default()
+    }
+}
+
+fn identity(config: &Config) -> Identity {
+    let read = |path: &str| {
+        std::fs::read_to_string(path).ok().map(|s| s.trim().to_owned()).filter(|s| !s.is_empty())
+    };
+    // In Kubernetes the node's name, by the downward API.
+    let host_name = std::env::var("NODE_NAME")
+        .ok()
+        .filter(|s| !s.is_empty())
+        .or_else(|| read("/proc/sys/kernel/hostname"))
+        .unwrap_or_else(|| "unknown".to_owned());
+    Identity {
+        host_id: read("/etc/machine-id").unwrap_or_else(|| host_name.clone()),
+        host_name,
+        trace_salt: config.export.trace_salt.clone(),
+        live: true,
+        known_issues: super::known_issues,
+    }
+}
+
+fn logging() {
+    let filter = tracing_subscriber::EnvFilter::try_from_env("ROOMTRACE_LOG")
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
+    // A second initialisation (tests that run the command in one process) keeps the first.
+    drop(tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).try_init());
+}
+
+/// SIGTERM and SIGINT end the loop; it looks at least every [`WAIT`].
+async fn watch_signals(stop: Arc<AtomicBool>) -> Result<(), Failure> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let listen = |kind| signal(kind).context("cannot listen for signals").map_err(Failure::cannot_observe);
+    let (mut term, mut int) = (listen(SignalKind::terminate())?, listen(SignalKind::interrupt())?);
+    tokio::spawn(async move {
+        tokio::select! { _ = term.recv() => {}, _ = int.recv() => {} }
+        stop.store(true, Ordering::Relaxed);
+    });
+    Ok(())
+}
+
+/// `CLOCK_MONOTONIC`, the clock of the kernel's records.
+fn now() -> Mono {
+    kernel::monotonic()
+}
+
+fn brackets() -> [Bracket; 5] {
+    std::array::from_fn(|_| {
+        let before = now();
+        let wall = std::time::SystemTime::now()
+            .duration_since(std::time::UNIX_EPOCH)
+            .map_or(0, |d| u64::try_from(d.as_nanos()).unwrap_or(u64::MAX));
+        Bracket { before, wall, after: now() }
+    })
+}

@@ -1,0 +1,191 @@
+//! One direction of one connection at work: pieces of the stream in, inputs for the rooms out.
+
+use crate::event::{Direction, Mono, NotCaptured};
+use crate::rooms::model::{Connection, Input};
+use crate::sglang::{self, GRAMMAR};
+use crate::stream::Piece;
+use crate::zmtp::{Confidence, Decoder, Event, Multipart, SocketType, Unsupported};
+
+use super::counters::{Counters, Dropped, Shapes};
+
+/// What a stretch of the stream said of its connection as a whole.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Findings {
+    /// Socket type that the sender named.
+    pub(super) ready: Option<SocketType>,
+    /// Why the stream is not read any more.
+    pub(super) unread: Option<Unread>,
+    /// A known message stands behind the position.
+    pub(super) acquired: bool,
+    /// The stream was seen from its greeting.
+    pub(super) greeted: bool,
+    /// The first bytes of the stream are missing.
+    pub(super) beginning_gone: bool,
+    /// Ends of the first and of the last message.
+    pub(super) ends: Option<(u32, u32)>,
+}
+
+/// Why a stream is not read.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Unread {
+    /// Not ZMTP.
+    NotZmtp,
+    /// A dialect that is not read.
+    Unsupported(Unsupported),
+}
+
+/// Everything but the decoder, so that the decoder can be fed while this listens.
+pub(super) struct Out<'c, F> {
+    pub(super) connection: Connection,
+    pub(super) direction: Direction,
+    pub(super) counters: &'c mut Counters,
+    pub(super) shapes: &'c mut Shapes,
+    pub(super) sink: &'c mut F,
+    pub(super) findings: Findings,
+}
+
+impl<F: FnMut(Input<'_>)> Out<'_, F> {
+    fn give(&mut self, input: Input<'_>) {
+        self.counters.inputs += 1;
+        (self.sink)(input);
+    }
+
+    pub(super) fn lossy(&mut self, at: Mono, why: Dropped, bytes: u64) {
+        self.counters.drop_bytes(why, bytes);
+        let (connection, direction) = (self.connection, self.direction);
+        self.give(Input::Lossy { at, connection, direction, bytes });
+    }
+
+    fn foreign(&mut self, at: Mono, frames: u32, first_len: u64) {
+        let (connection, direction) = (self.connection, self.direction);
+        let frames = u16::try_from(frames).unwrap_or(u16::MAX);
+        let first_len = u32::try_from(first_len).unwrap_or(u32::MAX);
+        self.give(Input::Foreign { at, connection, direction, frames, first_len });
+    }
+
+    fn message(&mut self, at: Mono, end: u32, parts: &Multipart<'_>) {
+        self.findings.ends = Some((self.findings.ends.map_or(end, |(first, _)| first), end));
+        match sglang::decode(parts) {
+            Ok(decoded) => {
+                let (connection, direction) = (self.connection, self.direction);
+                self.counters.count_message(direction, decoded.backend, decoded.message.kind());
+                self.counters.extra_frames += u64::from(decoded.extra_frames);
+                self.give(Input::Message { at, connection, direction, end, decoded: &decoded });
+            }
+            Err(reason) => {
+                self.counters.count_unknown(reason);
+                self.shapes.count(parts);
+                // Mori's messages are the engine's own: nothing foreign about them.
+                if reason != sglang::Unknown::Mori {
+                    self.foreign(at, parts.count(), parts.frame(0).map_or(0, |f| f.len));
+                }
+            }
+        }
+    }
+
+    fn hear(&mut self, at: Mono, start: u32, len: usize, event: Event<'_>) -> bool {
+        let len = u64::try_from(len).unwrap_or(u64::MAX);
+        match event {
+            Event::Message { parts, behind } => self.message(at, start.wrapping_add(behind), &parts),
+            Event::Ready(socket_type) => self.findings.ready = Some(socket_type),
+            Event::Greeting => {
+                self.findings.greeted = true;
+                self.connection.preexisting = false;
+            }
+            Event::Acquired => self.findings.acquired = true,
+            Event::Command => {}
+            Event::Unsupported(dialect) => {
+                self.findings.unread = Some(Unread::Unsupported(dialect));
+                self.foreign(at, 0, len);
+            }
+            Event::NotZmtp => {
+                self.findings.unread = Some(Unread::NotZmtp);
+                self.foreign(at, 0, len);
+            }
+            Event::Malformed => return true,
+        }
+        false
+    }
+}
+
+/// Takes one piece of the stream. `now` is when it was noticed.
+pub(super) fn take<F: FnMut(Input<'_>)>(
+    decoder: &mut Decoder,
+    out: &mut Out<'_, F>,
+    now: Mono,
+    piece: Piece<'_>,
+) {
+    match piece {
+        Piece::Bytes { at, start, bytes } => take_bytes(decoder, out, at, start, bytes),
+        Piece::Skip { at, start, len, reason } => {
+            out.counters.count_not_captured(reason);
+            // A ZMTP stream begins with 64 bytes of greeting and the peer waits for its answer.
+            if decoder.is_untouched() && reason == NotCaptured::TooLong {
+                decoder.kill();
+                out.findings.unread = Some(Unread::NotZmtp);
+                out.foreign(at, 0, u64::from(len));
+                return;
+            }
+            let was = decoder.confidence();
+            if !pass_over(decoder, out, at, start, u64::from(len)) && was != Confidence::Pending {
+                out.lossy(at, Dropped::NotCaptured, u64::from(len));
+            }
+        }
+        Piece::Hole { start, len } => {
+            let was = decoder.confidence();
+            pass_over(decoder, out, now, start, len);
+            if was == Confidence::Pending {
+                out.counters.drop_bytes(Dropped::Hole, len);
+            } else {
+                out.lossy(now, Dropped::Hole, len);
+            }
+        }
+        Piece::Overlap { len } => {
+            let was = decoder.confidence();
+            decoder.lose();
+            decoder.take_unsynced();
+            if was == Confidence::Pending {
+                out.counters.drop_bytes(Dropped::Overlap, u64::from(len));
+            } else {
+                out.lossy(now, Dropped::Overlap, u64::from(len));
+            }
+        }
+    }
+}
+
+fn take_bytes<F: FnMut(Input<'_>)>(
+    decoder: &mut Decoder,
+    out: &mut Out<'_, F>,
+    at: Mono,
+    start: u32,
+    bytes: &[u8],
+) {
+    let was = decoder.confidence();
+    let mut malformed = false;
+    decoder.feed(bytes, &GRAMMAR, &mut |event| malformed |= out.hear(at, start, bytes.len(), event));
+    let unsynced = decoder.take_unsynced();
+    if malformed {
+        out.lossy(at, Dropped::Malformed, unsynced);
+    } else if unsynced > 0 && was == Confidence::Pending {
+        out.counters.drop_bytes(Dropped::Unjudged, unsynced);
+    } else if unsynced > 0 {
+        out.lossy(at, Dropped::OutOfStep, unsynced);
+    }
+}
+
+/// Whether the decoder stays in step.
+fn pass_over<F: FnMut(Input<'_>)>(
+    decoder: &mut Decoder,
+    out: &mut Out<'_, F>,
+    at: Mono,
+    start: u32,
+    len: u64,
+) -> bool {
+    let beginning = decoder.in_greeting();
+    let passed = decoder.skip(len, &GRAMMAR, &mut |event| {
+        out.hear(at, start, 0, event);
+    });
+    decoder.take_unsynced();
+    out.findings.beginning_gone |= beginning && passed.is_err();
+    passed.is_ok()
+}

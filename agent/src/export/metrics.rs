@@ -1,0 +1,513 @@
+//! The metrics: one table from which `/metrics`, OTLP and `docs/metrics.md` are all made.
+//!
+//! Pure. [`MetricsSnapshot`] is what the pipeline thread fills about once a second. What is not measured is
+//! absent (`None`, or no entry), never zero. Room, process id and address are never labels; the one exception
+//! is stated at [`PinnedRooms::owed_instance`].
+
+use std::borrow::Cow;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use super::counters::{Counters, Reason, Signal};
+use super::process::Process;
+use crate::event::{Direction, Mono, NotCaptured};
+use crate::rooms::model::{Outcome, Role};
+use crate::sglang::message::{Backend, Kind, KvPoll};
+use crate::verdict::model::{Class, Confidence};
+
+/// Debtors named at once; more are `other`.
+pub const INSTANCES: usize = 100;
+
+/// Label value for debtors beyond [`INSTANCES`].
+pub const OTHER: &str = "other";
+
+/// State of everything the pipeline measures, at one moment. Lists have one entry per combination of labels
+/// (a second one for the same combination is an error of the filler and shows as a duplicate series).
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct MetricsSnapshot {
+    /// When it was taken.
+    pub at: Mono,
+    /// Open views by role and KV poll state.
+    pub rooms_open: Vec<(Role, KvPoll, u64)>,
+    /// Pinned rooms.
+    pub rooms_pinned: Vec<PinnedRooms>,
+    /// Age of the oldest open view by role and state, nanoseconds. No entry where none is open.
+    pub oldest_open: Vec<(Role, KvPoll, u64)>,
+    /// Views ended since the agent started.
+    pub rooms_closed: Vec<(Role, Outcome, u64)>,
+    /// Rooms that became pinned since the agent started.
+    pub pins: Vec<(Role, Class, u64)>,
+    /// Messages decoded.
+    pub messages: Vec<(Direction, Backend, Kind, u64)>,
+    /// Well-formed ZMTP messages of no known shape, by the backend of their connection where known.
+    pub unknown_messages: Vec<(Option<Backend>, u64)>,
+    /// Bytes or records lost, by stage and reason (label values of the stages).
+    pub capture_lost: Vec<(&'static str, &'static str, u64)>,
+    /// Calls whose bytes were not captured.
+    pub not_captured: Vec<(NotCaptured, u64)>,
+    /// Engine processes seen, by role; `None`: role not known yet.
+    pub engine_processes: Vec<(Option<Role>, u64)>,
+    /// Connections by state (`pending`, `zmtp`, `http`, `foreign`, `lost`).
+    pub connections: Vec<(&'static str, u64)>,
+    /// Run time of each kernel program, nanoseconds, extrapolated from a sample of its runs.
+    pub bpf_run_nanos: Vec<(String, u64)>,
+    /// Runs of each kernel program.
+    pub bpf_runs: Vec<(String, u64)>,
+}
+
+/// Pinned rooms with the same labels.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PinnedRooms {
+    /// View that waits.
+    pub role: Role,
+    /// Class.
+    pub verdict: Class,
+    /// How sure.
+    pub confidence: Confidence,
+    /// Whose move is missing: the host name where it is this host, else the address of the debtor's endpoint
+    /// without its port; `nobody` and `unknown` where there is none. See [`super::owed_instance`].
+    pub owed_instance: String,
+    /// How many.
+    pub rooms: u64,
+}
+
+/// Keeps the number of debtors bounded: a name stays admitted while it owes a room, and gives way to a new
+/// one only when the table is full and it owes nothing any more.
+#[derive(Debug, Default)]
+pub(super) struct Instances {
+    admitted: BTreeSet<String>,
+}
+
+impl Instances {
+    /// Replaces names beyond the bound by [`OTHER`] and sums what then has the same labels.
+    pub(super) fn bound(&mut self, pinned: &mut Vec<PinnedRooms>) {
+        let owing: BTreeSet<&str> = pinned.iter().map(|p| p.owed_instance.as_str()).collect();
+        for name in &owing {
+            if self.admitted.len() >= INSTANCES && !self.admitted.contains(*name) {
+                self.admitted.retain(|a| owing.contains(a.as_str()));
+            }
+            if self.admitted.len() < INSTANCES {
+                self.admitted.insert((*name).to_owned());
+            }
+        }
+        let mut summed: Vec<PinnedRooms> = Vec::with_capacity(pinned.len().min(4 * INSTANCES));
+        for mut entry in pinned.drain(..) {
+            if !self.admitted.contains(&entry.owed_instance) {
+                OTHER.clone_into(&mut entry.owed_instance);
+            }
+            let same = |s: &&mut PinnedRooms| {
+                s.role == entry.role
+                    && s.verdict == entry.verdict
+                    && s.confidence == entry.confidence
+                    && s.owed_instance == entry.owed_instance
+            };
+            match summed.iter_mut().find(same) {
+                Some(s) => s.rooms += entry.rooms,
+                None => summed.push(entry),
+            }
+        }
+        *pinned = summed;
+    }
+}
+
+/// What a metric is, to Prometheus and to OTLP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Type {
+    /// Only grows.
+    Counter,
+    /// Goes up and down.
+    Gauge,
+    /// Distribution.
+    Histogram,
+}
+
+impl Type {
+    /// Its name in the reference.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Counter => "counter",
+            Self::Gauge => "gauge",
+            Self::Histogram => "histogram",
+        }
+    }
+}
+
+/// Labels of one value, in the order of the descriptor.
+pub(super) type Labels = Vec<(&'static str, Cow<'static, str>)>;
+
+/// One value of a metric.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Point {
+    pub(super) labels: Labels,
+    pub(super) value: f64,
+}
+
+/// Everything a metric can be read from.
+#[derive(Clone, Debug)]
+pub(super) struct Source {
+    /// Latest from the pipeline; `None` before the first.
+    pub(super) snapshot: Option<Arc<MetricsSnapshot>>,
+    /// What the export itself lost.
+    pub(super) counters: Arc<Counters>,
+    /// The agent's own process.
+    pub(super) process: Process,
+}
+
+/// One metric.
+pub(super) struct Descriptor {
+    /// Name in Prometheus text, with unit and `_total`.
+    pub(super) name: &'static str,
+    pub(super) kind: Type,
+    /// UCUM unit, for OTLP.
+    pub(super) unit: &'static str,
+    pub(super) help: &'static str,
+    pub(super) labels: &'static [&'static str],
+    pub(super) read: fn(&Source) -> Vec<Point>,
+}
+
+impl Descriptor {
+    /// Name without the suffix that encoders add themselves.
+    pub(super) fn stem(&self) -> &'static str {
+        self.name.strip_suffix("_total").unwrap_or(self.name)
+    }
+}
+
+/// Name of the histogram, which is recorded when a view ends rather than read from a snapshot.
+pub(super) const PHASE_DURATION: &str = "roomtrace_room_phase_duration_seconds";
+/// Its help text.
+pub(super) const PHASE_DURATION_HELP: &str =
+    "Time views spent in each phase; exemplars carry the room's trace id.";
+/// Its labels.
+pub(super) const PHASE_DURATION_LABELS: [&str; 2] = ["role", "phase"];
+/// Its bounds, seconds: from a transfer inside a rack to the engine's own timeouts of 300 s.
+pub(super) const PHASE_DURATION_BOUNDS: [f64; 15] =
+    [0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 120.0, 300.0, 600.0];
+
+/// Every metric but the histogram.
+pub(super) static METRICS: &[Descriptor] = &[
+    Descriptor {
+        name: "roomtrace_rooms_open",
+        kind: Type::Gauge,
+        unit: "{room}",
+        help: "Rooms that have not ended, by the view of this host that is open.",
+        labels: &["role", "state"],
+        read: |s| {
+            s.list(
+                |m| &m.rooms_open,
+                |(r, k, n)| (labels([("role", r.label()), ("state", k.name())]), count(*n)),
+            )
+        },
+    },
+    Descriptor {
+        name: "roomtrace_rooms_pinned",
+        kind: Type::Gauge,
+        unit: "{room}",
+        help: "Rooms that will not end by themselves, by verdict and by whoever owes the next move. \
+               owed_instance is a host name or an address without port, at most 100 of them, then `other`.",
+        labels: &["role", "verdict", "confidence", "owed_instance"],
+        read: |s| s.list(|m| &m.rooms_pinned, |p| (pinned_labels(p), count(p.rooms))),
+    },
+    Descriptor {
+        name: "roomtrace_oldest_open_room_age_seconds",
+        kind: Type::Gauge,
+        unit: "s",
+        help: "Age of the oldest open room; absent while none is open.",
+        labels: &["role", "state"],
+        read: |s| {
+            s.list(
+                |m| &m.oldest_open,
+                |(r, k, n)| (labels([("role", r.label()), ("state", k.name())]), seconds(*n)),
+            )
+        },
+    },
+    Descriptor {
+        name: "roomtrace_rooms_closed_total",
+        kind: Type::Counter,
+        unit: "{room}",
+        help: "Rooms that ended; outcome `unknown`: they ended where nothing could be seen of it.",
+        labels: &["role", "outcome"],
+        read: |s| {
+            s.list(
+                |m| &m.rooms_closed,
+                |(r, o, n)| (labels([("role", r.label()), ("outcome", o.label())]), count(*n)),
+            )
+        },
+    },
+    Descriptor {
+        name: "roomtrace_pins_total",
+        kind: Type::Counter,
+        unit: "{room}",
+        help: "Rooms that became pinned, recovered ones included.",
+        labels: &["role", "verdict"],
+        read: |s| {
+            s.list(
+                |m| &m.pins,
+                |(r, c, n)| (labels([("role", r.label()), ("verdict", c.label())]), count(*n)),
+            )
+        },
+    },
+    Descriptor {
+        name: "roomtrace_messages_total",
+        kind: Type::Counter,
+        unit: "{message}",
+        help: "Control messages decoded, as sent or received by sockets of this host.",
+        labels: &["direction", "backend", "kind"],
+        read: |s| {
+            s.list(
+                |m| &m.messages,
+                |(d, b, k, n)| {
+                    let direction = super::record::direction(*d);
+                    (
+                        labels([("direction", direction), ("backend", b.label()), ("kind", k.name())]),
+                        count(*n),
+                    )
+                },
+            )
+        },
+    },
+    Descriptor {
+        name: "roomtrace_unknown_messages_total",
+        kind: Type::Counter,
+        unit: "{message}",
+        help: "Well-formed messages of no known shape on control connections: a newer or foreign engine.",
+        labels: &["backend"],
+        read: |s| {
+            s.list(
+                |m| &m.unknown_messages,
+                |(b, n)| (labels([("backend", b.map_or("unknown", Backend::label))]), count(*n)),
+            )
+        },
+    },
+    Descriptor {
+        name: "roomtrace_capture_lost_total",
+        kind: Type::Counter,
+        unit: "{event}",
+        help: "What was lost between kernel and rooms; verdicts that rest on it become `unknown`.",
+        labels: &["stage", "reason"],
+        read: |s| {
+            s.list(|m| &m.capture_lost, |(st, re, n)| (labels([("stage", st), ("reason", re)]), count(*n)))
+        },
+    },
+    Descriptor {
+        name: "roomtrace_not_captured_total",
+        kind: Type::Counter,
+        unit: "{call}",
+        help: "Calls on control connections of which only the length is known.",
+        labels: &["reason"],
+        read: |s| s.list(|m| &m.not_captured, |(r, n)| (labels([("reason", r.label())]), count(*n))),
+    },
+    Descriptor {
+        name: "roomtrace_engine_processes",
+        kind: Type::Gauge,
+        unit: "{process}",
+        help: "Engine processes seen; role `unknown` until one of their messages tells it.",
+        labels: &["role"],
+        read: |s| {
+            s.list(
+                |m| &m.engine_processes,
+                |(r, n)| (labels([("role", r.map_or("unknown", Role::label))]), count(*n)),
+            )
+        },
+    },
+    Descriptor {
+        name: "roomtrace_connections",
+        kind: Type::Gauge,
+        unit: "{connection}",
+        help: "Connections of engines by what is known of them.",
+        labels: &["state"],
+        read: |s| s.list(|m| &m.connections, |(st, n)| (labels([("state", st)]), count(*n))),
+    },
+    Descriptor {
+        name: "roomtrace_bpf_run_seconds_total",
+        kind: Type::Counter,
+        unit: "s",
+        help: "Time in the agent's kernel programs, extrapolated from a sample of their runs.",
+        labels: &["program"],
+        read: |s| s.list(|m| &m.bpf_run_nanos, |(p, n)| (vec![("program", p.clone().into())], seconds(*n))),
+    },
+    Descriptor {
+        name: "roomtrace_bpf_runs_total",
+        kind: Type::Counter,
+        unit: "{run}",
+        help: "Runs of the agent's kernel programs.",
+        labels: &["program"],
+        read: |s| s.list(|m| &m.bpf_runs, |(p, n)| (vec![("program", p.clone().into())], count(*n))),
+    },
+    Descriptor {
+        name: "roomtrace_export_dropped_total",
+        kind: Type::Counter,
+        unit: "{item}",
+        help: "Lines, spans and log records that did not leave the agent.",
+        labels: &["signal", "reason"],
+        read: |s| s.dropped(),
+    },
+    Descriptor {
+        name: "roomtrace_build_info",
+        kind: Type::Gauge,
+        unit: "1",
+        help: "Always 1; the labels say what runs.",
+        labels: &["version"],
+        read: |_| vec![Point { labels: labels([("version", env!("CARGO_PKG_VERSION"))]), value: 1.0 }],
+    },
+    Descriptor {
+        name: "process_cpu_seconds_total",
+        kind: Type::Counter,
+        unit: "s",
+        help: "User and system time of the agent.",
+        labels: &[],
+        read: |s| plain(s.process.cpu_seconds),
+    },
+    Descriptor {
+        name: "process_resident_memory_bytes",
+        kind: Type::Gauge,
+        unit: "By",
+        help: "Resident memory of the agent.",
+        labels: &[],
+        read: |s| plain(s.process.resident_bytes.map(count)),
+    },
+    Descriptor {
+        name: "process_open_fds",
+        kind: Type::Gauge,
+        unit: "{descriptor}",
+        help: "Open file descriptors of the agent.",
+        labels: &[],
+        read: |s| plain(s.process.open_fds.map(count)),
+    },
+    Descriptor {
+        name: "process_start_time_seconds",
+        kind: Type::Gauge,
+        unit: "s",
+        help: "When the agent started, seconds since the epoch.",
+        labels: &[],
+        read: |s| plain(s.process.start_seconds),
+    },
+];
+
+impl Source {
+    fn list<T>(
+        &self,
+        of: impl FnOnce(&MetricsSnapshot) -> &Vec<T>,
+        point: impl Fn(&T) -> (Labels, f64),
+    ) -> Vec<Point> {
+        let points = |m: &Arc<MetricsSnapshot>| {
+            of(m).iter().map(|e| point(e)).map(|(labels, value)| Point { labels, value }).collect()
+        };
+        self.snapshot.as_ref().map(points).unwrap_or_default()
+    }
+
+    /// All combinations, zero included: that nothing was dropped is measured.
+    fn dropped(&self) -> Vec<Point> {
+        let pairs = Signal::ALL.iter().flat_map(|s| Reason::ALL.iter().map(move |r| (*s, *r)));
+        pairs
+            .map(|(signal, reason)| Point {
+                labels: labels([("signal", signal.label()), ("reason", reason.label())]),
+                value: count(self.counters.dropped(signal, reason)),
+            })
+            .collect()
+    }
+}
+
+fn labels<const N: usize>(pairs: [(&'static str, &'static str); N]) -> Labels {
+    pairs.into_iter().map(|(k, v)| (k, Cow::Borrowed(v))).collect()
+}
+
+fn pinned_labels(p: &PinnedRooms) -> Labels {
+    vec![
+        ("role", p.role.label().into()),
+        ("verdict", p.verdict.label().into()),
+        ("confidence", p.confidence.label().into()),
+        ("owed_instance", p.owed_instance.clone().into()),
+    ]
+}
+
+fn plain(value: Option<f64>) -> Vec<Point> {
+    value.map(|value| Point { labels: Vec::new(), value }).into_iter().collect()
+}
+
+#[allow(clippy::cast_precision_loss, reason = "Prometheus and OTLP carry doubles; exact to 2^53")]
+fn count(n: u64) -> f64 {
+    n as f64
+}
+
+/// Nanoseconds as seconds.
+pub(super) fn seconds(nanos: u64) -> f64 {
+    count(nanos) / 1e9
+}
+
+/// The reference, as `docs/metrics.md` has it.
+pub fn reference() -> String {
+    let mut rows: Vec<(&str, Type, &str, String, &str)> =
+        METRICS.iter().map(|d| (d.name, d.kind, d.unit, d.labels.join(", "), d.help)).collect();
+    let histogram = PHASE_DURATION_LABELS.join(", ");
+    rows.push((PHASE_DURATION, Type::Histogram, "s", histogram, PHASE_DURATION_HELP));
+    rows.sort_by_key(|r| (r.0.starts_with("process_"), r.0));
+    let row = |(name, kind, unit, labels, help): (&str, Type, &str, String, &str)| {
+        let labels = if labels.is_empty() { "–".to_owned() } else { labels };
+        format!("| `{name}` | {} | {unit} | {labels} | {help} |\n", kind.name())
+    };
+    format!(
+        "# Metrics\n\n\
+         Served as Prometheus text at `/metrics` (as OpenMetrics with exemplars to whoever accepts \
+         `application/openmetrics-text`), and sent over OTLP under the same names without `_total` when an OTLP \
+         endpoint is set.\nA series that is missing was not measured; it never means zero.\n\n\
+         <!-- Generated: `cargo test -p roomtrace --test export_metrics` compares, \
+         `ROOMTRACE_BLESS=1` before it rewrites. -->\n\n\
+         | Name | Type | Unit | Labels | Meaning |\n|---|---|---|---|---|\n{}",
+        rows.into_iter().map(row).collect::<String>()
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+    use super::*;
+
+    fn pinned(instance: &str, rooms: u64) -> PinnedRooms {
+        PinnedRooms {
+            role: Role::Prefill,
+            verdict: Class::PeerLost,
+            confidence: Confidence::Likely,
+            owed_instance: instance.to_owned(),
+            rooms,
+        }
+    }
+
+    #[test]
+    fn the_hundred_and_first_debtor_is_other_and_no_room_is_lost() {
+        let mut instances = Instances::default();
+        let mut list: Vec<_> = (0..250).map(|n| pinned(&format!("host{n:03}"), 2)).collect();
+        instances.bound(&mut list);
+        assert_eq!(list.len(), INSTANCES + 1);
+        assert_eq!(list.iter().map(|p| p.rooms).sum::<u64>(), 500);
+        assert_eq!(list.iter().find(|p| p.owed_instance == OTHER).unwrap().rooms, 300);
+    }
+
+    #[test]
+    fn a_debtor_keeps_its_name_while_it_owes_and_gives_way_afterwards() {
+        let mut instances = Instances::default();
+        let mut first: Vec<_> = (0..100).map(|n| pinned(&format!("z{n:03}"), 1)).collect();
+        instances.bound(&mut first);
+        let mut both: Vec<_> =
+            (0..100).map(|n| pinned(&format!("z{n:03}"), 1)).chain([pinned("a", 1)]).collect();
+        instances.bound(&mut both);
+        assert!(both.iter().any(|p| p.owed_instance == "z099"));
+        assert!(both.iter().any(|p| p.owed_instance == OTHER));
+        let mut later = vec![pinned("a", 1)];
+        instances.bound(&mut later);
+        assert_eq!(later, vec![pinned("a", 1)]);
+    }
+
+    #[test]
+    fn every_point_has_exactly_the_labels_of_its_descriptor() {
+        let source = Source {
+            snapshot: Some(Arc::new(super::super::testing::full_snapshot())),
+            counters: Arc::default(),
+            process: Process::default(),
+        };
+        for d in METRICS {
+            for p in (d.read)(&source) {
+                assert_eq!(p.labels.iter().map(|l| l.0).collect::<Vec<_>>(), d.labels, "{}", d.name);
+            }
+        }
+    }
+}

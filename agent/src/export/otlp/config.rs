@@ -1,0 +1,148 @@
+//! Where OTLP goes: the YAML keys, and how the standard environment variables fill what YAML leaves out.
+//!
+//! Pure but for reading the certificate files that it is told of.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+/// OTLP part of the configuration. Empty means: nothing is sent unless `OTEL_EXPORTER_OTLP_ENDPOINT` (or one of
+/// its per-signal forms) is set.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct OtlpConfig {
+    /// Receiver of traces, logs and metrics, `http://host:4317`. Over HTTP `/v1/traces`, `/v1/logs` and
+    /// `/v1/metrics` are appended.
+    pub endpoint: Option<String>,
+    /// How to talk to it; default: `OTEL_EXPORTER_OTLP_PROTOCOL`, then gRPC.
+    pub protocol: Option<Protocol>,
+    /// Headers (gRPC: metadata) of every request; they win over `OTEL_EXPORTER_OTLP_HEADERS`.
+    pub headers: BTreeMap<String, Secret>,
+    /// How long one request may take; default: `OTEL_EXPORTER_OTLP_TIMEOUT`, then 10 s.
+    #[serde(with = "seconds")]
+    pub timeout: Option<Duration>,
+    /// Default: `OTEL_EXPORTER_OTLP_COMPRESSION`, then none.
+    pub compression: Option<Compression>,
+    /// Certificates.
+    pub tls: TlsConfig,
+    /// Limits of what waits for delivery, for traces and for logs each.
+    pub queue: QueueConfig,
+    /// Also write traces and logs as OTLP JSON lines to this file.
+    pub file: Option<PathBuf>,
+}
+
+/// Transport.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Protocol {
+    /// gRPC, usually port 4317.
+    #[default]
+    #[serde(rename = "grpc")]
+    Grpc,
+    /// Protobuf over HTTP, usually port 4318.
+    #[serde(rename = "http/protobuf")]
+    HttpProtobuf,
+}
+
+/// Compression of requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Compression {
+    /// None, whatever the environment says.
+    None,
+    /// gzip.
+    Gzip,
+}
+
+/// Certificates, PEM files.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct TlsConfig {
+    /// Certificate authority of the receiver; default: `OTEL_EXPORTER_OTLP_CERTIFICATE`, then the public ones.
+    pub ca: Option<PathBuf>,
+    /// Own certificate; default: `OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE`.
+    pub cert: Option<PathBuf>,
+    /// Its key; default: `OTEL_EXPORTER_OTLP_CLIENT_KEY`.
+    pub key: Option<PathBuf>,
+}
+
+/// Limits of a queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct QueueConfig {
+    /// Rooms and records waiting at most.
+    pub items: usize,
+    /// Bytes they take at most.
+    pub bytes: usize,
+    /// How long one is kept when the receiver cannot be reached.
+    #[serde(with = "whole_seconds")]
+    pub keep: Duration,
+}
+
+impl Default for QueueConfig {
+    fn default() -> Self {
+        Self { items: 8192, bytes: 8 << 20, keep: Duration::from_secs(300) }
+    }
+}
+
+/// A value that is never shown.
+#[derive(Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(transparent)]
+pub struct Secret(pub String);
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("<hidden>")
+    }
+}
+
+impl Serialize for Secret {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str("<hidden>")
+    }
+}
+
+/// `10s`, `250ms`, `1m 30s`.
+fn parse_duration(text: &str) -> Result<Duration, String> {
+    let signed: jiff::SignedDuration =
+        text.parse().map_err(|e| format!("`{text}` is not a duration such as `10s` or `1m 30s`: {e}"))?;
+    Duration::try_from(signed).map_err(|_| format!("`{text}` is negative"))
+}
+
+fn show_duration(duration: Duration) -> String {
+    jiff::SignedDuration::try_from(duration)
+        .map_or_else(|_| format!("{}s", duration.as_secs()), |d| format!("{d:#}"))
+}
+
+mod whole_seconds {
+    use super::{Deserialize, Deserializer, Duration, Serializer, parse_duration, show_duration};
+    use serde::de::Error as _;
+
+    pub(super) fn serialize<S: Serializer>(duration: &Duration, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(&show_duration(*duration))
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
+        parse_duration(&String::deserialize(from)?).map_err(D::Error::custom)
+    }
+}
+
+mod seconds {
+    use super::{Deserialize, Deserializer, Duration, Serializer, parse_duration, show_duration};
+    use serde::de::Error as _;
+
+    #[allow(clippy::ref_option, reason = "serde's signature")]
+    pub(super) fn serialize<S: Serializer>(duration: &Option<Duration>, to: S) -> Result<S::Ok, S::Error> {
+        match duration {
+            Some(duration) => to.serialize_str(&show_duration(*duration)),
+            None => to.serialize_none(),
+        }
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Duration>, D::Error> {
+        let text = Option::<String>::deserialize(from)?;
+        text.map(|t| parse_duration(&t).map_err(D::Error::custom)).transpose()
+    }
+}

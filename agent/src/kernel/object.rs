@@ -1,0 +1,122 @@
+//! The compiled kernel programs: loaded with this kernel's offsets, attached to the hooks of one back end.
+//!
+//! The object is built by `cargo xtask build-ebpf` and checked in. Its licence is "Dual MIT/GPL", because the
+//! kernel gives the helpers it needs to GPL-compatible programs only; the agent itself is Apache-2.0.
+
+use std::io::Read as _;
+
+use aya::programs::{BtfTracePoint, Iter, ProgramError};
+use aya::{Btf, Ebpf, EbpfLoader, include_bytes_aligned};
+use roomtrace_common::{Settings, program};
+
+use super::error::KernelError;
+use super::hook::Hook;
+use super::offsets::VMLINUX;
+use super::ring::Plain;
+
+static OBJECT: &[u8] = include_bytes_aligned!("../../../ebpf/roomtrace.bpf.o");
+
+/// Names of the maps in the object.
+pub(super) mod map {
+    pub(in crate::kernel) const EVENTS: &str = "EVENTS";
+    pub(in crate::kernel) const COUNTERS: &str = "COUNTERS";
+    pub(in crate::kernel) const COSTS: &str = ".bss"; // its only variable
+    pub(in crate::kernel) const JUDGEMENTS: &str = "JUDGEMENTS";
+    pub(in crate::kernel) const ENDPOINTS: &str = "ENDPOINTS";
+    pub(in crate::kernel) const PORTS: &str = "PORTS";
+}
+
+/// Creates the maps; loads no program yet.
+pub(super) fn open(settings: Settings, ring_bytes: u32) -> Result<Ebpf, KernelError> {
+    let settings = Plain(settings);
+    EbpfLoader::new()
+        .override_global("SETTINGS", &settings, true)
+        .map_max_entries(map::EVENTS, ring_bytes)
+        .load(OBJECT)
+        .map_err(|e| KernelError::Object { why: chain(&e) })
+}
+
+/// Loads and attaches the programs of one back end.
+pub(super) fn attach(ebpf: &mut Ebpf, hook: Hook, btf: &Btf) -> Result<(), KernelError> {
+    match hook {
+        Hook::Sock => {
+            // States first: a connection that is established between two attachments is then known.
+            tracepoint(ebpf, program::NAMES[program::STATE], "inet_sock_set_state", btf)?;
+            tracepoint(ebpf, program::NAMES[program::SEND], "sock_send_length", btf)?;
+            tracepoint(ebpf, program::NAMES[program::RECEIVE], "sock_recv_length", btf)
+        }
+        Hook::Fentry | Hook::Kprobe => {
+            Err(KernelError::ForcedHook { refused: super::error::not_built(hook) })
+        }
+    }
+}
+
+/// Lists the sockets of all processes once: the program writes what it finds into the ring.
+pub(super) fn search(ebpf: &mut Ebpf, btf: &Btf) -> Result<(), KernelError> {
+    let name = program::NAMES[program::FOUND];
+    let failed = |why: String| KernelError::Search { why };
+    let iter: &mut Iter = ebpf
+        .program_mut(name)
+        .ok_or_else(|| failed(format!("the object has no program `{name}`")))?
+        .try_into()
+        .map_err(|e: ProgramError| failed(e.to_string()))?;
+    if iter.fd().is_err() {
+        iter.load("task_file", btf).map_err(|e| refused(name, e))?;
+    }
+    let link = iter.attach().and_then(|id| iter.take_link(id)).map_err(|e| failed(chain(&e)))?;
+    let mut file = link.into_file().map_err(|e| failed(chain(&e)))?;
+    // The program writes nothing into the file itself; reading it to its end makes it run.
+    file.read_to_end(&mut Vec::new()).map_err(|e| failed(e.to_string()))?;
+    Ok(())
+}
+
+/// The kernel's types in the form that aya wants.
+pub(super) fn aya_types() -> Result<Btf, KernelError> {
+    Btf::from_sys_fs().map_err(|e| KernelError::NoBtf { path: VMLINUX, why: e.to_string() })
+}
+
+fn tracepoint(ebpf: &mut Ebpf, name: &'static str, on: &'static str, btf: &Btf) -> Result<(), KernelError> {
+    let missing = |why: String| KernelError::MissingTracepoint { tracepoint: on, why };
+    let program: &mut BtfTracePoint = ebpf
+        .program_mut(name)
+        .ok_or_else(|| missing(format!("the object has no program `{name}`")))?
+        .try_into()
+        .map_err(|e: ProgramError| missing(e.to_string()))?;
+    program.load(on, btf).map_err(|e| match e {
+        ProgramError::Btf(e) => missing(e.to_string()),
+        e => refused(name, e),
+    })?;
+    program.attach().map_err(|e| KernelError::Attach { program: name, why: chain(&e) })?;
+    Ok(())
+}
+
+fn refused(program: &'static str, error: ProgramError) -> KernelError {
+    match error {
+        ProgramError::LoadError { io_error, verifier_log } => {
+            KernelError::Refused { program, why: io_error.to_string(), log: tail(&verifier_log.to_string()) }
+        }
+        other => KernelError::Refused { program, why: chain(&other), log: String::new() },
+    }
+}
+
+/// The end of a verifier log, where the refusal stands.
+fn tail(log: &str) -> String {
+    const LINES: usize = 40;
+    let lines: Vec<&str> = log.lines().collect();
+    lines.get(lines.len().saturating_sub(LINES)..).unwrap_or_default().join("\n")
+}
+
+/// An error with what caused it, in one line.
+pub(super) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(e) = cause {
+        let e_text = e.to_string();
+        if !text.contains(&e_text) {
+            text.push_str(": ");
+            text.push_str(&e_text);
+        }
+        cause = e.source();
+    }
+    text
+}

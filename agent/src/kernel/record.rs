@@ -1,0 +1,154 @@
+//! One record of the ring → one [`SocketEvent`]. Copies the head, borrows the bytes.
+//!
+//! Pure: no I/O, no clock. Any bytes give an event or `None`, never a panic.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use roomtrace_common::{RECORD, Record, direction, flag, kind, reason};
+
+use crate::event::{
+    Addresses, Body, Bytes, Comm, Direction, Found, Mono, NotCaptured, Sequence, SocketEvent, SocketId,
+    StateChange, Task, TcpState, What,
+};
+
+/// The event in `item`, or `None` when it is none that this version knows.
+pub(super) fn decode(item: &[u8]) -> Option<SocketEvent<'_>> {
+    let (head, rest) = item.split_at_checked(RECORD)?;
+    let record = super::ring::record(head)?;
+    let what = match record.kind {
+        kind::BYTES => What::Bytes(bytes(&record, rest)?),
+        kind::STATE => What::State(StateChange {
+            old: TcpState::from_kernel(record.old),
+            new: TcpState::from_kernel(record.new),
+            error: record.error,
+            sequence: sequence(&record),
+        }),
+        kind::FOUND => What::Found(Found {
+            state: TcpState::from_kernel(record.old),
+            sequence: sequence(&record),
+            base: (record.flags & flag::BASE != 0).then_some((record.base[0], record.base[1])),
+        }),
+        _ => return None,
+    };
+    Some(SocketEvent {
+        at: Mono(record.at),
+        socket: SocketId(record.cookie),
+        netns: record.netns,
+        addresses: Addresses {
+            local: address(&record.local, record.local_port, record.flags),
+            peer: address(&record.peer, record.peer_port, record.flags),
+        },
+        task: (record.flags & flag::TASK != 0).then_some(Task {
+            tgid: record.tgid,
+            tid: record.tid,
+            comm: Comm(record.comm),
+            cgroup: record.cgroup,
+        }),
+        what,
+    })
+}
+
+fn bytes<'a>(record: &Record, rest: &'a [u8]) -> Option<Bytes<'a>> {
+    let body = match not_captured(record.reason)? {
+        Some(why) => Body::Absent(why),
+        None => Body::Whole(rest.get(..usize::try_from(record.len).ok()?)?),
+    };
+    Some(Bytes {
+        direction: if record.direction == direction::SENT { Direction::Sent } else { Direction::Received },
+        end: record.end,
+        len: record.len,
+        body,
+        snd_una: record.snd_una,
+        rcv_nxt: record.rcv_nxt,
+    })
+}
+
+/// The outer `None`: a number that this version does not know.
+#[allow(clippy::option_option, reason = "unknown, captured and absent are three different things")]
+const fn not_captured(number: u8) -> Option<Option<NotCaptured>> {
+    Some(Some(match number {
+        reason::NONE => return Some(None),
+        reason::TOO_LONG => NotCaptured::TooLong,
+        reason::SYSCALL => NotCaptured::Syscall,
+        reason::KERNEL_THREAD => NotCaptured::KernelThread,
+        reason::OTHER_DESCRIPTOR => NotCaptured::OtherDescriptor,
+        reason::FLAGS => NotCaptured::Flags,
+        reason::VECTORS => NotCaptured::Vectors,
+        reason::FAULT => NotCaptured::Fault,
+        reason::BUDGET => NotCaptured::Budget,
+        _ => return None,
+    }))
+}
+
+/// The reason with this number in the records and counters.
+pub(super) const fn reason_of(number: u8) -> Option<NotCaptured> {
+    match not_captured(number) {
+        Some(why) => why,
+        None => None,
+    }
+}
+
+const fn sequence(record: &Record) -> Sequence {
+    Sequence {
+        write: record.write_seq,
+        una: record.snd_una,
+        copied: record.copied_seq,
+        rcv_nxt: record.rcv_nxt,
+    }
+}
+
+fn address(bytes: &[u8; 16], port: u16, flags: u8) -> SocketAddr {
+    let ip = if flags & flag::V6 == 0 {
+        let [a, b, c, d, ..] = *bytes;
+        IpAddr::V4(Ipv4Addr::new(a, b, c, d))
+    } else {
+        Ipv6Addr::from(*bytes).to_canonical()
+    };
+    SocketAddr::new(ip, port)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests")]
+
+    use super::*;
+    use proptest::prelude::*;
+
+    fn raw(record: &Record, body: &[u8]) -> Vec<u8> {
+        let mut out = crate::kernel::ring::bytes_of(record).to_vec();
+        out.extend_from_slice(body);
+        out
+    }
+
+    #[test]
+    fn mapped_addresses_become_ipv4_and_listeners_keep_their_family() {
+        let mapped = Ipv4Addr::new(10, 1, 2, 3).to_ipv6_mapped().octets();
+        assert_eq!(address(&mapped, 7, flag::V6), "10.1.2.3:7".parse().unwrap());
+        assert_eq!(address(&[0; 16], 0, flag::V6), "[::]:0".parse().unwrap());
+        assert_eq!(address(&[0; 16], 0, 0), "0.0.0.0:0".parse().unwrap());
+    }
+
+    #[test]
+    fn a_record_whose_body_is_shorter_than_its_length_is_no_event() {
+        let record = Record { kind: kind::BYTES, len: 5, ..Record::default() };
+        assert!(decode(&raw(&record, b"1234")).is_none());
+        let item = raw(&record, b"12345---");
+        let What::Bytes(bytes) = decode(&item).unwrap().what else { panic!() };
+        assert_eq!(bytes.body, Body::Whole(b"12345"));
+    }
+
+    #[test]
+    fn every_reason_of_the_programs_has_its_own_name() {
+        let all: std::collections::BTreeSet<_> =
+            (1..=reason::BUDGET).map(|n| reason_of(n).unwrap()).collect();
+        assert_eq!(all.len(), usize::from(reason::BUDGET));
+        assert!(reason_of(reason::BUDGET + 1).is_none());
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_it_panic(item in proptest::collection::vec(any::<u8>(), 0..400)) {
+            let _ = decode(&item);
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! The sockets followed: a bounded map that forgets closed and idle ones.
+
+use std::collections::VecDeque;
+
+use hashbrown::HashMap;
+
+use crate::event::{Mono, SECOND, SocketId};
+
+/// A closed socket is kept this long, for calls that are reported behind its end.
+const LINGER: u64 = SECOND;
+/// In a full table, a socket is given up when nothing was heard of it for this long.
+const IDLE: u64 = 600 * SECOND;
+/// A full table is searched for idle sockets this often at most.
+const SWEEP: u64 = SECOND;
+
+#[derive(Debug)]
+struct Slot<T> {
+    heard: Mono,
+    value: T,
+}
+
+/// Bounded map from sockets to what is known of them.
+#[derive(Debug)]
+pub struct Table<T> {
+    slots: HashMap<SocketId, Slot<T>>,
+    closed: VecDeque<(Mono, SocketId)>,
+    limit: usize,
+    swept: Option<Mono>,
+}
+
+impl<T> Table<T> {
+    /// At most `limit` sockets.
+    pub fn new(limit: usize) -> Self {
+        Self { slots: HashMap::new(), closed: VecDeque::new(), limit, swept: None }
+    }
+
+    /// Sockets in it.
+    pub fn len(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.slots.is_empty()
+    }
+
+    /// What is known of `socket`.
+    pub fn get_mut(&mut self, socket: SocketId, now: Mono) -> Option<&mut T> {
+        let slot = self.slots.get_mut(&socket)?;
+        slot.heard = slot.heard.max(now);
+        Some(&mut slot.value)
+    }
+
+    /// Puts a socket in. Closed and idle sockets that had to make room go to `out`.
+    ///
+    /// # Errors
+    /// Gives `value` back when the table is full.
+    pub fn insert(
+        &mut self,
+        socket: SocketId,
+        now: Mono,
+        value: T,
+        out: &mut impl FnMut(SocketId, T),
+    ) -> Result<(), T> {
+        if self.slots.len() >= self.limit {
+            self.make_room(now, out);
+        }
+        if self.slots.len() >= self.limit {
+            return Err(value);
+        }
+        self.slots.insert(socket, Slot { heard: now, value });
+        Ok(())
+    }
+
+    /// Marks a socket closed (once per socket): it is forgotten a moment later.
+    pub fn close(&mut self, socket: SocketId, now: Mono) {
+        self.closed.push_back((now, socket));
+    }
+
+    /// The next socket whose time after its close is over, taken out.
+    pub fn take_closed(&mut self, now: Mono) -> Option<(SocketId, T)> {
+        while let Some((at, socket)) = self.closed.front().copied() {
+            if now.since(at) < LINGER {
+                return None;
+            }
+            self.closed.pop_front();
+            if let Some(slot) = self.slots.remove(&socket) {
+                return Some((socket, slot.value));
+            }
+        }
+        None
+    }
+
+    fn make_room(&mut self, now: Mono, out: &mut impl FnMut(SocketId, T)) {
+        while let Some((_, socket)) = self.closed.pop_front() {
+            if let Some(slot) = self.slots.remove(&socket) {
+                out(socket, slot.value);
+                return;
+            }
+        }
+        if self.swept.is_some_and(|at| now.since(at) < SWEEP) {
+            return;
+        }
+        self.swept = Some(now);
+        for (socket, slot) in self.slots.extract_if(|_, slot| now.since(slot.heard) >= IDLE) {
+            out(socket, slot.value);
+        }
+    }
+}

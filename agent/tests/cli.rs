@@ -1,0 +1,122 @@
+//! The command line: bad input gives one clear message and the promised exit code.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
+
+use std::io::Write as _;
+use std::process::{Command, Output};
+
+fn roomtrace(args: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_roomtrace"));
+    command.env_clear().args(args).output().unwrap()
+}
+
+/// Exit code and the one line on standard error.
+fn refused(args: &[&str]) -> (i32, String) {
+    let out = roomtrace(args);
+    let text = String::from_utf8(out.stderr).unwrap();
+    assert!(!text.contains("panicked"), "{text}");
+    (out.status.code().unwrap(), text)
+}
+
+fn file(text: &[u8]) -> tempfile::NamedTempFile {
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    file.write_all(text).unwrap();
+    file
+}
+
+#[test]
+fn a_wrong_configuration_is_named_with_its_place() {
+    let wrong = file(b"http:\n  lsiten: 127.0.0.1:1\n");
+    let path = wrong.path().to_str().unwrap();
+    for args in [["config", "check", path], ["run", "--config", path]] {
+        let (code, text) = refused(&args);
+        assert_eq!(code, 2, "{text}");
+        assert!(text.contains(&format!("{path}:2:")) && text.contains("did you mean `listen`"), "{text}");
+        assert_eq!(text.lines().count(), 1, "{text}");
+    }
+}
+
+#[test]
+fn an_unreadable_configuration_is_named() {
+    let (code, text) = refused(&["config", "check", "/nonexistent/roomtrace.yaml"]);
+    assert_eq!(code, 2);
+    assert!(text.contains("cannot read configuration /nonexistent/roomtrace.yaml"), "{text}");
+}
+
+#[test]
+fn the_default_configuration_is_shown_and_checks() {
+    let out = roomtrace(&["config", "show", "--floor", "12s", "--port", "4711"]);
+    assert!(out.status.success());
+    let shown = file(&out.stdout);
+    let text = String::from_utf8(out.stdout).unwrap();
+    assert!(text.contains("floor: 12s") && text.contains("4711"), "{text}");
+    assert!(roomtrace(&["config", "check", shown.path().to_str().unwrap()]).status.success(), "{text}");
+}
+
+#[test]
+fn what_is_no_capture_is_named() {
+    let cases: [(&[u8], &str); 3] = [
+        (b"", "empty"),
+        (b"PK\x03\x04 some archive, much longer than any header", "not a packet capture"),
+        (b"\xd4\xc3\xb2\xa1\x02\x00", "cut short"),
+    ];
+    for (bytes, expected) in cases {
+        let wrong = file(bytes);
+        let (code, text) = refused(&["replay", wrong.path().to_str().unwrap()]);
+        assert_eq!(code, 2, "{text}");
+        assert!(text.contains(expected), "{text}");
+        assert_eq!(text.lines().count(), 1, "{text}");
+    }
+    let (code, text) = refused(&["replay", "/nonexistent.pcap"]);
+    assert_eq!(code, 2, "{text}");
+}
+
+#[test]
+fn no_agent_is_said_so_with_the_way_out() {
+    let api = "--api=http://127.0.0.1:9";
+    for args in [["rooms", "--pinned", api], ["explain", "7", api]] {
+        let (code, text) = refused(&args);
+        assert_eq!(code, 3, "{text}");
+        assert!(text.contains("no agent answers at http://127.0.0.1:9"), "{text}");
+    }
+}
+
+#[test]
+fn usage_errors_end_with_2_and_help_with_0() {
+    assert_eq!(refused(&["explain", "not-a-room"]).0, 2);
+    assert_eq!(refused(&["frobnicate"]).0, 2);
+    assert_eq!(refused(&["replay"]).0, 2);
+    assert!(roomtrace(&["--help"]).status.success());
+    assert!(roomtrace(&["--version"]).status.success());
+}
+
+/// As an unprivileged user: `run` ends with 3 and says what is missing, `doctor` lists it, neither panics.
+#[test]
+fn without_privileges_it_is_said_so() {
+    if !is_root() {
+        let (code, text) = refused(&["run", "--no-http"]);
+        assert_eq!(code, 3, "{text}");
+        return;
+    }
+    // `nobody` cannot read the build directory: give it a copy.
+    let dir = tempfile::tempdir_in("/tmp").unwrap();
+    let copy = dir.path().join("roomtrace");
+    std::fs::copy(env!("CARGO_BIN_EXE_roomtrace"), &copy).unwrap();
+    std::fs::set_permissions(dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let as_nobody = |args: &[&str]| {
+        use std::os::unix::process::CommandExt as _;
+        Command::new(&copy).args(args).uid(65534).gid(65534).output().unwrap()
+    };
+    let out = as_nobody(&["run", "--no-http"]);
+    let text = String::from_utf8(out.stderr).unwrap();
+    assert_eq!(out.status.code(), Some(3), "{text}");
+    assert!(text.contains("CAP_BPF"), "{text}");
+    assert_eq!(text.lines().count(), 1, "{text}");
+    let out = as_nobody(&["doctor", "--json"]);
+    assert_eq!(out.status.code(), Some(1));
+    let report: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
+    assert_eq!(report["ok"], false);
+}
+
+fn is_root() -> bool {
+    std::fs::read_to_string("/proc/self/status").unwrap().contains("\nUid:\t0\t")
+}

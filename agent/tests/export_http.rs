@@ -1,0 +1,230 @@
+//! HTTP API: rooms and pages, bad input, a busy or ended pipeline, health.
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests")]
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use rooms::model::RoomSnapshot;
+use roomtrace::export::clock::Clock;
+use roomtrace::export::query::{Query, Rooms};
+use roomtrace::export::{Exports, Options};
+use roomtrace::{event, export, rooms, sglang, verdict};
+
+#[path = "../src/export/testing.rs"]
+mod testing;
+
+use testing::{EPOCH, ask, closed, get, identity, pinned};
+
+/// The thread that owns the rooms, answering until told to stop.
+struct Pipeline {
+    stop: Arc<AtomicBool>,
+    thread: std::thread::JoinHandle<Exports>,
+}
+
+impl Pipeline {
+    fn start(mut exports: Exports, known: Vec<RoomSnapshot>) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let thread = std::thread::spawn(move || {
+            while !stopped.load(Ordering::Relaxed) {
+                while let Some(query) = exports.queries().try_recv() {
+                    answer(query, &known);
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            exports
+        });
+        Self { stop, thread }
+    }
+
+    fn stop(self) -> Exports {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.join().unwrap()
+    }
+}
+
+fn answer(query: Query, known: &[RoomSnapshot]) {
+    let clock = Clock::fixed(EPOCH);
+    match query {
+        Query::Rooms { filter, reply } => {
+            let wanted = known.iter().filter(|r| filter.pinned.is_none_or(|p| r.pinned() == p));
+            let (keys, more) = filter.page(wanted.map(|r| (r.room, r.incarnation)));
+            let of = |k: &(u64, u32)| known.iter().find(|r| (r.room, r.incarnation) == *k).unwrap().clone();
+            let _ = reply.send(Rooms { rooms: keys.iter().map(of).collect(), more, clock });
+        }
+        Query::Room { room, reply } => {
+            let rooms = known.iter().filter(|r| r.room == room).cloned().collect();
+            let _ = reply.send(Rooms { rooms, more: false, clock });
+        }
+        Query::Status { reply } => {
+            let _ = reply.send(serde_json::json!({ "hook": "sock" }));
+        }
+    }
+}
+
+async fn started() -> (Exports, SocketAddr) {
+    let options = Options { listen: Some("127.0.0.1:0".parse().unwrap()), ..Options::default() };
+    let exports = Exports::start(options, identity()).await.unwrap();
+    let at = exports.listening().unwrap();
+    (exports, at)
+}
+
+fn some_rooms() -> Vec<RoomSnapshot> {
+    let again = RoomSnapshot { incarnation: 1, ..closed(3) };
+    vec![pinned(5), closed(3), again, pinned(9), closed(1)]
+}
+
+async fn json(at: SocketAddr, path: &str) -> (u16, serde_json::Value) {
+    let (status, _, body) = get(at, path, "").await;
+    (status, serde_json::from_str(&body).unwrap())
+}
+
+#[tokio::test]
+async fn rooms_are_listed_filtered_and_paged() {
+    let (exports, at) = started().await;
+    let pipeline = Pipeline::start(exports, some_rooms());
+    let rooms = |v: &serde_json::Value| {
+        let rooms = v["rooms"].as_array().unwrap();
+        rooms.iter().map(|r| r["room"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    let (status, all) = json(at, "/api/v1/rooms").await;
+    assert_eq!((status, rooms(&all)), (200, ["1", "3", "3", "5", "9"].map(str::to_owned).to_vec()));
+    assert!(all["next"].is_null());
+    let (_, only) = json(at, "/api/v1/rooms?pinned=true").await;
+    assert_eq!(rooms(&only), ["5", "9"]);
+    assert_eq!(only["rooms"][0]["verdict"]["class"], "abort_before_entry");
+    let (_, first) = json(at, "/api/v1/rooms?limit=2").await;
+    assert_eq!((rooms(&first), &first["next"]), (vec!["1".to_owned(), "3".to_owned()], &"3.0".into()));
+    let (_, rest) = json(at, "/api/v1/rooms?limit=100&after=3.0").await;
+    assert_eq!(rooms(&rest), ["3", "5", "9"]);
+    pipeline.stop();
+}
+
+#[tokio::test]
+async fn one_room_is_the_same_object_as_an_event_line() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("events.jsonl");
+    let options = Options {
+        events: Some(file.clone()),
+        listen: Some("127.0.0.1:0".parse().unwrap()),
+        ..Options::default()
+    };
+    let mut exports = Exports::start(options, identity()).await.unwrap();
+    let at = exports.listening().unwrap();
+    exports.room_event(&rooms::model::Event::Pinned(pinned(5)), &Clock::fixed(EPOCH));
+    let pipeline = Pipeline::start(exports, some_rooms());
+    let (status, _, body) = get(at, "/api/v1/rooms/5", "").await;
+    assert_eq!(status, 200);
+    pipeline.stop().shutdown(Duration::from_secs(60)).await;
+    assert_eq!(std::fs::read_to_string(file).unwrap(), body + "\n");
+}
+
+#[tokio::test]
+async fn the_newest_incarnation_is_shown_unless_another_is_asked_for() {
+    let (exports, at) = started().await;
+    let pipeline = Pipeline::start(exports, some_rooms());
+    assert_eq!(json(at, "/api/v1/rooms/3").await.1["incarnation"], 1);
+    assert_eq!(json(at, "/api/v1/rooms/3?incarnation=0").await.1["incarnation"], 0);
+    assert_eq!(json(at, "/api/v1/rooms/3?incarnation=2").await.0, 404);
+    pipeline.stop();
+}
+
+#[tokio::test]
+async fn bad_input_is_named_and_costs_nothing() {
+    let (exports, at) = started().await;
+    let pipeline = Pipeline::start(exports, some_rooms());
+    for (path, status) in [
+        ("/api/v1/rooms?pinned=maybe", 400),
+        ("/api/v1/rooms?limit=0", 400),
+        ("/api/v1/rooms?limit=501", 400),
+        ("/api/v1/rooms?limit=-1", 400),
+        ("/api/v1/rooms?after=x", 400),
+        ("/api/v1/rooms?colour=red", 400),
+        ("/api/v1/rooms/abc", 400),
+        ("/api/v1/rooms/-1", 400),
+        ("/api/v1/rooms/18446744073709551616", 400),
+        ("/api/v1/rooms/%ff", 400),
+        ("/api/v1/rooms/5?incarnation=x", 400),
+        ("/api/v1/rooms/4", 404),
+        ("/nothing", 404),
+    ] {
+        let (got, body) = json(at, path).await;
+        assert_eq!(got, status, "{path}: {body}");
+        assert!(body["error"].as_str().is_some_and(|e| !e.is_empty()), "{path}: {body}");
+    }
+    let (status, _, body) =
+        ask(at, "DELETE /api/v1/rooms HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").await;
+    assert_eq!((status, body.contains("error")), (405, true));
+    let long = format!("GET /{} HTTP/1.1\r\nHost: a\r\n\r\n", "x".repeat(1 << 20));
+    assert!((400..500).contains(&ask_torn(at, &long).await));
+    assert_eq!(ask_torn(at, "\0\u{1}garbage\r\n\r\n").await, 400);
+    assert_eq!(get(at, "/healthz", "").await.0, 200);
+    pipeline.stop();
+}
+
+/// As `ask`, for a server that may close before it has read everything.
+async fn ask_torn(at: SocketAddr, request: &str) -> u16 {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    let mut stream = tokio::net::TcpStream::connect(at).await.unwrap();
+    let _ = stream.write_all(request.as_bytes()).await;
+    let mut answer = vec![0; 64];
+    let n = stream.read(&mut answer).await.unwrap_or(0);
+    let head = String::from_utf8_lossy(&answer[..n]).into_owned();
+    // A reset instead of an answer is a refusal too.
+    head.split(' ').nth(1).and_then(|s| s.parse().ok()).unwrap_or(400)
+}
+
+#[tokio::test]
+async fn a_pipeline_that_never_answers_gives_503_with_a_reason() {
+    let (exports, at) = started().await;
+    let (status, body) = json(at, "/api/v1/rooms").await;
+    assert_eq!(status, 503);
+    assert!(body["error"].as_str().unwrap().contains("busy"), "{body}");
+    let (status, _) = json(at, "/status").await;
+    assert_eq!(status, 503);
+    // What does not need the pipeline still answers.
+    assert_eq!(get(at, "/metrics", "").await.0, 200);
+    drop(exports);
+}
+
+#[tokio::test]
+async fn readiness_follows_the_agent_and_says_why_not() {
+    let (exports, at) = started().await;
+    assert_eq!(json(at, "/readyz").await, (503, serde_json::json!({ "error": "starting" })));
+    exports.set_ready(Ok(()));
+    assert_eq!(json(at, "/readyz").await, (200, serde_json::json!({ "ready": true })));
+    exports.set_ready(Err("no kernel hook could be attached".to_owned()));
+    assert_eq!(json(at, "/readyz").await.0, 503);
+}
+
+#[tokio::test]
+async fn status_has_what_the_pipeline_says_and_what_was_exported() {
+    let (exports, at) = started().await;
+    let pipeline = Pipeline::start(exports, Vec::new());
+    let (status, body) = json(at, "/status").await;
+    assert_eq!((status, &body["hook"]), (200, &"sock".into()));
+    assert_eq!(body["export"]["events"]["dropped"]["queue_full"], 0);
+    pipeline.stop();
+}
+
+#[tokio::test]
+async fn many_idle_clients_do_not_grow_without_bound_and_stopping_closes_them() {
+    let (exports, at) = started().await;
+    let mut idle = Vec::new();
+    for _ in 0..150 {
+        idle.push(tokio::net::TcpStream::connect(at).await.unwrap());
+    }
+    exports.shutdown(Duration::from_secs(60)).await;
+    drop(idle);
+    assert!(tokio::net::TcpStream::connect(at).await.is_err());
+}
+
+#[tokio::test]
+async fn an_address_in_use_is_one_clear_error() {
+    let (_exports, at) = started().await;
+    let options = Options { listen: Some(at), ..Options::default() };
+    let error = Exports::start(options, identity()).await.unwrap_err().to_string();
+    assert!(error.contains(&at.to_string()) && error.contains("--listen"), "{error}");
+}

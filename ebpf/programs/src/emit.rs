@@ -1,0 +1,268 @@
+//! Records into the ring, filled in place. Sizes are constants, because the ring takes no others.
+
+use aya_ebpf::helpers::generated as g;
+use roomtrace_common::{CLASSES, PIECES, RECORD, Record, Socket, counter, flag, kind, reason};
+
+use crate::call::Source;
+use crate::kernel::{AF_INET6, Sock, Task, Tcp};
+use crate::maps::{EVENTS, count, setting};
+
+/// `BPF_RB_NO_WAKEUP`, `BPF_RB_FORCE_WAKEUP`, `BPF_RB_AVAIL_DATA` (`include/uapi/linux/bpf.h`).
+const NO_WAKEUP: u64 = 1;
+const FORCE_WAKEUP: u64 = 2;
+const AVAIL_DATA: u64 = 0;
+
+/// Which task a record names.
+#[derive(Clone, Copy)]
+pub enum Who {
+    Nobody,
+    Current,
+    Other(Task),
+}
+
+/// A call that moved bytes.
+#[derive(Clone, Copy)]
+pub struct Moved {
+    pub way: u8,
+    pub len: u32,
+    pub end: u32,
+}
+
+/// A change of state, or the state of a found socket.
+#[derive(Clone, Copy)]
+pub struct States {
+    pub kind: u8,
+    pub old: u8,
+    pub new: u8,
+    pub at: u64,
+    /// First byte of each direction, where known.
+    pub base: Option<[u32; 2]>,
+    /// Sequence numbers to report instead of the current ones.
+    pub stand: Option<[u32; 2]>,
+}
+
+#[inline(always)]
+fn ring() -> *mut core::ffi::c_void {
+    (&raw const EVENTS).cast_mut().cast()
+}
+
+#[inline(always)]
+unsafe fn reserve<const BODY: usize>() -> *mut Record {
+    let record: *mut Record = g::bpf_ringbuf_reserve(ring(), (RECORD + BODY) as u64, 0).cast();
+    if record.is_null() {
+        count(counter::RING_FULL);
+    }
+    record
+}
+
+/// Hands a record over. User space is woken when the ring is a quarter full, which every eighth record of a CPU
+/// looks at; below that its timer serves.
+#[inline(always)]
+unsafe fn submit(record: *mut Record) {
+    let mut wake = NO_WAKEUP;
+    if count(counter::RECORDS) & 7 == 0
+        && g::bpf_ringbuf_query(ring(), AVAIL_DATA) >= u64::from(setting!(wake_above))
+    {
+        wake = FORCE_WAKEUP;
+    }
+    g::bpf_ringbuf_submit(record.cast(), wake);
+}
+
+#[inline(always)]
+unsafe fn fill(record: *mut Record, sk: Sock, tcp: Tcp, cookie: u64, at: u64, who: Who) {
+    let mut flags = 0;
+    (*record).at = at;
+    (*record).cookie = cookie;
+    match who {
+        Who::Nobody => {
+            (*record).cgroup = 0;
+            (*record).tgid = 0;
+            (*record).tid = 0;
+            (*record).comm = [0; 16];
+        }
+        Who::Current => {
+            flags |= flag::TASK;
+            let task = Task::current();
+            (*record).tgid = task.tgid();
+            (*record).tid = task.pid();
+            (*record).cgroup = task.cgroup();
+            g::bpf_get_current_comm((&raw mut (*record).comm).cast(), 16);
+        }
+        Who::Other(task) => {
+            flags |= flag::TASK;
+            (*record).tgid = task.tgid();
+            (*record).tid = task.pid();
+            (*record).cgroup = task.cgroup();
+            g::bpf_probe_read_kernel((&raw mut (*record).comm).cast(), 16, task.comm().cast());
+        }
+    }
+    if sk.family() == AF_INET6 {
+        flags |= flag::V6;
+        g::bpf_probe_read_kernel((&raw mut (*record).local).cast(), 16, sk.local_v6().cast());
+        g::bpf_probe_read_kernel((&raw mut (*record).peer).cast(), 16, sk.peer_v6().cast());
+    } else {
+        (*record).local = [0; 16];
+        (*record).peer = [0; 16];
+        (&raw mut (*record).local).cast::<u32>().write_unaligned(sk.local_v4());
+        (&raw mut (*record).peer).cast::<u32>().write_unaligned(sk.peer_v4());
+    }
+    (*record).local_port = tcp.local_port(sk);
+    (*record).peer_port = sk.peer_port();
+    (*record).netns = sk.netns();
+    (*record).write_seq = tcp.write_seq();
+    (*record).snd_una = tcp.snd_una();
+    (*record).copied_seq = tcp.copied_seq();
+    (*record).rcv_nxt = tcp.rcv_nxt();
+    (*record).flags = flags;
+    (*record).pad = [0; 6];
+}
+
+/// Writes a change of state or a found socket.
+#[inline(always)]
+pub unsafe fn states(sk: Sock, tcp: Tcp, cookie: u64, states: &States, who: Who) {
+    let record = reserve::<0>();
+    if record.is_null() {
+        return;
+    }
+    fill(record, sk, tcp, cookie, states.at, who);
+    if let Some([write, copied]) = states.stand {
+        (*record).write_seq = write;
+        (*record).snd_una = write;
+        (*record).copied_seq = copied;
+        (*record).rcv_nxt = copied;
+    }
+    (*record).base = states.base.unwrap_or([0, 0]);
+    if states.base.is_some() {
+        (*record).flags |= flag::BASE;
+    }
+    (*record).len = 0;
+    (*record).end = 0;
+    (*record).error = if states.stand.is_some() { 0 } else { sk.error() };
+    (*record).kind = states.kind;
+    (*record).direction = 0;
+    (*record).reason = reason::NONE;
+    (*record).old = states.old;
+    (*record).new = states.new;
+    submit(record);
+}
+
+/// Writes a call, with its bytes if `source` names them.
+#[inline(always)]
+pub unsafe fn bytes(sk: Sock, tcp: Tcp, socket: *const Socket, moved: Moved, source: &Source) {
+    if source.reason != reason::NONE {
+        return length(sk, tcp, socket, moved, source.reason);
+    }
+    if source.pieces != 0 {
+        return if moved.len <= 256 {
+            scattered::<256, 512>(sk, tcp, socket, moved, source)
+        } else {
+            scattered::<8192, 16384>(sk, tcp, socket, moved, source)
+        };
+    }
+    if moved.len <= CLASSES[0] as u32 {
+        flat::<{ CLASSES[0] }>(sk, tcp, socket, moved, source);
+    } else if moved.len <= CLASSES[1] as u32 {
+        flat::<{ CLASSES[1] }>(sk, tcp, socket, moved, source);
+    } else if moved.len <= CLASSES[2] as u32 {
+        flat::<{ CLASSES[2] }>(sk, tcp, socket, moved, source);
+    } else {
+        flat::<{ CLASSES[3] }>(sk, tcp, socket, moved, source);
+    }
+}
+
+#[inline(always)]
+unsafe fn call(record: *mut Record, sk: Sock, tcp: Tcp, socket: *const Socket, moved: Moved) {
+    fill(record, sk, tcp, (*socket).cookie, g::bpf_ktime_get_ns(), Who::Current);
+    (*record).len = moved.len;
+    (*record).end = moved.end;
+    (*record).base = [0, 0];
+    (*record).error = 0;
+    (*record).kind = kind::BYTES;
+    (*record).direction = moved.way;
+    (*record).reason = reason::NONE;
+    (*record).old = 0;
+    (*record).new = 0;
+}
+
+#[inline(always)]
+unsafe fn length(sk: Sock, tcp: Tcp, socket: *const Socket, moved: Moved, why: u8) {
+    count(counter::NOT_CAPTURED + u32::from(why & 15));
+    let record = reserve::<0>();
+    if record.is_null() {
+        return;
+    }
+    call(record, sk, tcp, socket, moved);
+    (*record).reason = why;
+    submit(record);
+}
+
+/// Marks a record whose bytes could not be had after all.
+#[inline(always)]
+unsafe fn without(record: *mut Record, why: u8) {
+    count(counter::NOT_CAPTURED + u32::from(why & 15));
+    (*record).reason = why;
+}
+
+#[inline(always)]
+unsafe fn flat<const BODY: usize>(sk: Sock, tcp: Tcp, socket: *const Socket, moved: Moved, source: &Source) {
+    let record = reserve::<BODY>();
+    if record.is_null() {
+        return;
+    }
+    call(record, sk, tcp, socket, moved);
+    // Read back, so that the bound below is checked where the verifier sees it.
+    let len = core::ptr::read_volatile(&raw const (*record).len);
+    if len as usize > BODY {
+        without(record, reason::TOO_LONG);
+    } else if g::bpf_probe_read_user(record.add(1).cast(), len, source.at as *const _) != 0 {
+        without(record, reason::FAULT);
+    }
+    submit(record);
+}
+
+/// As [`flat`], from up to [`PIECES`] pieces. The area is twice the body: for the verifier any piece may begin at
+/// the body's end.
+#[inline(always)]
+unsafe fn scattered<const BODY: usize, const AREA: usize>(
+    sk: Sock,
+    tcp: Tcp,
+    socket: *const Socket,
+    moved: Moved,
+    source: &Source,
+) {
+    let record = reserve::<AREA>();
+    if record.is_null() {
+        return;
+    }
+    call(record, sk, tcp, socket, moved);
+    let body: *mut u8 = record.add(1).cast();
+    let len = core::ptr::read_volatile(&raw const (*record).len) as u64;
+    let mut done = 0u64;
+    let mut why = reason::VECTORS;
+    for n in 0..PIECES {
+        if n as u64 >= source.pieces {
+            break;
+        }
+        let Some(piece) = source.piece(n) else {
+            why = reason::FAULT;
+            break;
+        };
+        let part = piece.len.min(len - done);
+        if done > BODY as u64 || part > BODY as u64 {
+            break;
+        }
+        if g::bpf_probe_read_user(body.add(done as usize).cast(), part as u32, piece.at as *const _) != 0 {
+            why = reason::FAULT;
+            break;
+        }
+        done += part;
+        if done >= len {
+            why = reason::NONE;
+            break;
+        }
+    }
+    if why != reason::NONE {
+        without(record, why);
+    }
+    submit(record);
+}

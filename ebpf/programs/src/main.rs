@@ -1,0 +1,73 @@
+//! The kernel programs: which sockets matter, and what goes through them.
+//!
+//! They read and never change what they watch. Four programs: bytes sent, bytes received, changes of TCP state,
+//! and a search for sockets that are already open. What is not a watched socket leaves after one look-up in its
+//! socket storage.
+//!
+//! Pointers to kernel structures come typed from the kernel; members are loaded directly at offsets that user
+//! space took from the kernel's BTF (`SETTINGS`, constant for the verifier), which the verifier checks against
+//! the type and which costs no helper call. All unsafe code here rests on that: the kernel refuses the program
+//! if a load could go astray.
+#![no_std]
+#![no_main]
+
+mod announce;
+mod call;
+mod cost;
+mod emit;
+mod greeting;
+mod kernel;
+mod maps;
+mod moved;
+mod search;
+mod state;
+mod watch;
+
+use aya_ebpf::macros::btf_tracepoint;
+use aya_ebpf::programs::BtfTracePointContext;
+use roomtrace_common::{direction, program};
+
+use crate::cost::Timer;
+use crate::kernel::Sock;
+
+/// `sock_send_length(struct sock *sk, int ret, int flags)`: after a send call has done its work.
+#[btf_tracepoint(function = "sock_send_length")]
+pub fn rt_send(ctx: BtfTracePointContext) -> i32 {
+    let timer = Timer::start(program::SEND);
+    unsafe { moved::moved(Sock(ctx.arg(0)), ctx.arg(1), 0, direction::SENT) };
+    timer.stop();
+    0
+}
+
+/// `sock_recv_length(struct sock *sk, int ret, int flags)`: after a receive call has done its work.
+#[btf_tracepoint(function = "sock_recv_length")]
+pub fn rt_receive(ctx: BtfTracePointContext) -> i32 {
+    let timer = Timer::start(program::RECEIVE);
+    unsafe { moved::moved(Sock(ctx.arg(0)), ctx.arg(1), ctx.arg(2), direction::RECEIVED) };
+    timer.stop();
+    0
+}
+
+/// `inet_sock_set_state(const struct sock *sk, const int oldstate, const int newstate)`.
+#[btf_tracepoint(function = "inet_sock_set_state")]
+pub fn rt_state(ctx: BtfTracePointContext) -> i32 {
+    let timer = Timer::start(program::STATE);
+    unsafe { state::changed(Sock(ctx.arg(0)), ctx.arg(1), ctx.arg(2)) };
+    timer.stop();
+    0
+}
+
+/// Does nothing: what `cargo xtask bench` measures the others against. The agent never loads it.
+#[btf_tracepoint(function = "sock_send_length")]
+pub fn rt_empty(_: BtfTracePointContext) -> i32 {
+    0
+}
+
+#[panic_handler]
+fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
+    loop {}
+}
+
+#[unsafe(link_section = "license")]
+#[unsafe(no_mangle)]
+static LICENSE: [u8; 13] = *b"Dual MIT/GPL\0";

@@ -1,0 +1,71 @@
+//! Sockets that were open before: one walk over the open files of all tasks, in every network namespace.
+
+use roomtrace_common::{mark, program, state};
+
+use crate::announce::announce;
+use crate::cost::Timer;
+use crate::emit::Who;
+use crate::kernel::{Sock, TCP, Task, load};
+use crate::maps::{enter, known, remember, setting};
+use crate::state::{CLOSE, LISTEN, SYN_RECV, SYN_SENT};
+use crate::watch;
+use aya_ebpf::helpers::generated as g;
+
+/// `struct bpf_iter__task_file` (`kernel/bpf/task_iter.c`).
+#[repr(C)]
+pub struct File {
+    meta: *const u8,
+    task: *const u8,
+    number: u32,
+    pad: u32,
+    file: *const u8,
+}
+
+/// Runs for every open file of every task.
+#[unsafe(no_mangle)]
+#[unsafe(link_section = "iter/task_file")]
+pub unsafe extern "C" fn rt_found(file: *const File) -> i32 {
+    let timer = Timer::start(program::FOUND);
+    found(file);
+    timer.stop();
+    0
+}
+
+#[inline(always)]
+unsafe fn found(at: *const File) {
+    let (file, task) = ((*at).file, Task((*at).task));
+    if file.is_null() || task.0.is_null() {
+        return;
+    }
+    let socket = g::bpf_sock_from_file(file.cast_mut().cast()) as *const u8;
+    if socket.is_null() {
+        return;
+    }
+    let sk = Sock(load(socket, setting!(at.socket_sk)));
+    if sk.0.is_null() || sk.protocol() != TCP {
+        return;
+    }
+    let tcp = sk.tcp();
+    if tcp.0.is_null() || !(watch::engine(task) || watch::port(sk)) {
+        return;
+    }
+    let is = match sk.state() {
+        LISTEN => state::LISTENING,
+        SYN_SENT => state::CONNECTING,
+        CLOSE | SYN_RECV => return,
+        _ => state::PENDING,
+    };
+    let mut socket = known(sk);
+    if socket.is_null() {
+        socket = remember(sk);
+        if socket.is_null() {
+            return;
+        }
+        (*socket).cookie = sk.cookie();
+        (*socket).budget = setting!(found_budget);
+        (*socket).look_ups = 1;
+        enter(socket, is);
+    }
+    (*socket).flags |= mark::WATCHED;
+    announce(sk, tcp, socket, [tcp.write_seq(), tcp.copied_seq()], Who::Other(task));
+}

@@ -1,0 +1,33 @@
+//! `cargo xtask lint`: formatting, clippy, documentation, dependency rules. Warnings are errors.
+
+use std::process::Command;
+
+use anyhow::Result;
+
+use crate::install;
+
+/// cargo-deny release that the rules in `deny.toml` were written for.
+const CARGO_DENY: &str = "0.20.2";
+
+/// Runs every lint.
+pub(crate) fn run() -> Result<()> {
+    install::debian(&["libzmq3-dev", "pkg-config"])?;
+    cargo(&["fmt", "--all", "--check"])?;
+    cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"])?;
+    install::run(
+        Command::new("cargo")
+            .args(["doc", "--workspace", "--no-deps", "--document-private-items"])
+            .env("RUSTDOCFLAGS", "-D warnings")
+            .current_dir(install::root()),
+    )?;
+    let deny = install::cargo_tool("cargo-deny", CARGO_DENY, &[])?;
+    install::run(
+        Command::new(deny)
+            .args(["--workspace", "check", "--hide-inclusion-graph", "bans", "licenses", "sources"])
+            .current_dir(install::root()),
+    )
+}
+
+fn cargo(args: &[&str]) -> Result<()> {
+    install::run(Command::new("cargo").args(args).current_dir(install::root()))
+}

@@ -1,0 +1,107 @@
+//! Steady load: many healthy rooms at a given rate over any number of ranks.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+
+use crate::driver::{self, Files, Output, Place, Rank};
+use crate::rank::{Command, RankConfig, RoleConfig, Stream, now};
+use crate::wire::Engine;
+
+/// What to run.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    pub out: PathBuf,
+    pub place: Place,
+    pub seed: u64,
+    pub engine: Engine,
+    pub prefills: usize,
+    pub decodes: usize,
+    /// Rooms per second, all together.
+    pub rate: u32,
+    pub rooms: u64,
+    pub pages: u32,
+    pub compute_ms: u64,
+    pub batch: u32,
+    pub move_kv: bool,
+    /// How long rooms may take to end after the last has begun.
+    pub patience: Duration,
+    pub files: Files,
+}
+
+/// Runs it and prints how the rooms ended, in one line.
+///
+/// # Errors
+/// When a rank does not come up or answer, or when not every room succeeded: the machine could not keep up.
+pub(crate) fn run(plan: &Plan) -> Result<()> {
+    let mut output = Output::new(&plan.out)?;
+    let mut ranks = start(plan, &output)?;
+    let prefills: Vec<usize> = (0..plan.prefills).collect();
+    let decodes: Vec<Vec<usize>> = (0..plan.decodes).map(|d| vec![plan.prefills + d]).collect();
+    let gap_ns = 1_000_000_000 / u64::from(plan.rate.max(1));
+    let stream = |seed, count, gap_ns| Stream {
+        seed,
+        count,
+        gap_ns,
+        start: now() + 100_000_000,
+        pages: plan.pages,
+        compute_ms: plan.compute_ms,
+        batch: plan.batch,
+        engines: (plan.prefills as u64, plan.decodes as u64),
+        me: 0,
+    };
+    // One room for every pair of ranks, so that all connections are open when the load begins. With a batch the
+    // first one is to find its connection closed: then all of it goes out in one piece.
+    let mut rooms = Vec::new();
+    if plan.batch <= 1 {
+        let count = (plan.prefills * plan.decodes) as u64;
+        let warm = Stream { pages: 8, ..stream(!plan.seed, count, 1_000_000) };
+        rooms.extend(driver::stream(&mut ranks, "warmup", &prefills, &decodes, &warm)?);
+        std::thread::sleep(Duration::from_millis(300 + count));
+    }
+    output.ready(&ranks, &plan.files)?;
+    rooms.extend(driver::stream(
+        &mut ranks,
+        "healthy",
+        &prefills,
+        &decodes,
+        &stream(plan.seed, plan.rooms, gap_ns),
+    )?);
+    std::thread::sleep(Duration::from_nanos(gap_ns.saturating_mul(plan.rooms)) + plan.patience);
+    let summary = output.finish(&mut ranks, &rooms, &plan.files)?;
+    let well = if plan.engine.tells_success() { "success" } else { "success_off_wire" };
+    if summary.labels.keys().any(|label| *label != well) {
+        bail!("not every room succeeded, the machine may be too slow for this rate: {}", summary.line());
+    }
+    Ok(())
+}
+
+fn start(plan: &Plan, output: &Output) -> Result<Vec<Rank>> {
+    let config = |name: String, role| RankConfig {
+        name,
+        engine: plan.engine,
+        role,
+        bind: plan.place.bind,
+        advertise: plan.place.advertise,
+        tp: (0, 1),
+        timeout_s: 300,
+        move_kv: plan.move_kv || plan.engine.nixl(),
+    };
+    let mut ranks = Vec::new();
+    for index in 0..plan.prefills {
+        let name = if plan.prefills == 1 { "prefill".to_owned() } else { format!("prefill:{index}") };
+        ranks.push(Rank::start(
+            config(name, RoleConfig::Prefill { workers: 4, optimistic: 0 }),
+            &output.log(),
+        )?);
+    }
+    let peers: Vec<(String, u16)> = ranks.iter().map(|rank| (rank.ip.clone(), rank.port)).collect();
+    for index in 0..plan.decodes {
+        let role = RoleConfig::Decode { pool_pages: 10_000_000, shard: None };
+        let mut rank = Rank::start(config(format!("decode:{index}"), role), &output.log())?;
+        rank.tell(&Command::Peers(peers.clone()))?;
+        ranks.push(rank);
+    }
+    Ok(ranks)
+}

@@ -1,0 +1,227 @@
+//! `pd-workload`: prefill and decode ranks as separate processes that speak SGLang's control protocol to each other
+//! over the system's libzmq, with the engine's process and thread names, sockets, messages and room states.
+//!
+//! It stands in for real engines in the demo and in live tests, where 10 GB of Python are too much. Pins come about
+//! by themselves, from the order of messages and from faults (a worker thread that raises, a killed process, a port
+//! that refuses); at the end every rank tells the state of its rooms, and from that alone `truth.jsonl` and what an
+//! observer must say of each room are written. Linux only.
+
+mod decode;
+mod driver;
+mod expect;
+mod load;
+mod net;
+mod prefill;
+mod rank;
+mod raw;
+mod scenario;
+mod status;
+mod wire;
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use driver::{Files, Place};
+use wire::Engine;
+
+/// Prefill and decode ranks of SGLang, as separate processes over the real libzmq.
+///
+/// Writes to --out: truth.jsonl (one object a line; kinds: ready, load_begin, load_end, engine, room, expected,
+/// run_end), expect.json (the rules per scenario for a scoring script) and ranks.log (what the ranks complain of).
+/// A `room` line has room, scenario, label (success, success_off_wire, failed, split, pinned, dead), pinned_sides
+/// and per side last, terminal, open_ms, reason, queue, alive. An `expected` line stands for every room that may or
+/// must be called pinned: pin, class, owed, max_confidence, why; all others must not.
+#[allow(clippy::doc_markdown, reason = "shown by --help as it stands")]
+#[derive(Parser)]
+#[command(name = "pd-workload", verbatim_doc_comment)]
+struct Arguments {
+    #[command(subcommand)]
+    mode: Mode,
+}
+
+#[derive(Subcommand)]
+enum Mode {
+    /// Healthy rooms, a slow one and hang-ups beside six kinds of pins (about 20 seconds).
+    Demo {
+        #[command(flatten)]
+        common: Common,
+        /// Healthy rooms per second on each engine pair.
+        #[arg(long, default_value_t = 12)]
+        rate: u32,
+        /// Seconds to go on after the last fault: a pin is overdue after 10.
+        #[arg(long, default_value_t = 15)]
+        hold: u64,
+    },
+    /// Healthy rooms at a steady rate. A room is two control sends (METADATA, STATUS).
+    Load {
+        #[command(flatten)]
+        common: Common,
+        /// Engine whose messages and rules are used.
+        #[arg(long, value_enum, default_value = "mooncake-0.5.23")]
+        engine: Engine,
+        /// Prefill ranks.
+        #[arg(long, default_value_t = 1)]
+        prefills: usize,
+        /// Decode ranks; room n goes to prefill n mod P and decode n div P mod D.
+        #[arg(long, default_value_t = 2)]
+        decodes: usize,
+        /// Rooms per second, all ranks together.
+        #[arg(long, default_value_t = 100)]
+        rate: u32,
+        /// How many rooms; without it as many as --duration has time for.
+        #[arg(long)]
+        rooms: Option<u64>,
+        /// Seconds.
+        #[arg(long, default_value_t = 10)]
+        duration: u64,
+        /// KV pages of a room: 4 bytes each in METADATA (200000 make a message of 800 kB).
+        #[arg(long, default_value_t = 8)]
+        pages: u32,
+        /// Milliseconds that prefill computes.
+        #[arg(long, default_value_t = 5)]
+        compute_ms: u64,
+        /// Hold back this many METADATA and send them in one go. The first batch finds its connection closed, so
+        /// that libzmq puts as much of it as fits 8192 bytes into one call (80 with --pages 4).
+        #[arg(long, default_value_t = 1)]
+        batch: u32,
+        /// Do not move KV bytes (a mooncake engine's go over another TCP connection).
+        #[arg(long)]
+        no_kv: bool,
+        /// Seconds that rooms have to end after the last has begun.
+        #[arg(long, default_value_t = 3)]
+        patience: u64,
+    },
+    /// STATUS messages at a fixed rate, nearly each a send of its own, for counting what a capture loses.
+    Raw {
+        #[command(flatten)]
+        common: Common,
+        /// Messages per second.
+        #[arg(long, default_value_t = 20_000)]
+        rate: u32,
+        /// Seconds.
+        #[arg(long, default_value_t = 30)]
+        duration: u64,
+        /// Connections that they go over in turn.
+        #[arg(long, default_value_t = 64)]
+        connections: u16,
+    },
+}
+
+#[derive(Args)]
+struct Common {
+    /// Directory for truth.jsonl, expect.json and ranks.log.
+    #[arg(long, default_value = "pd-workload-out")]
+    out: PathBuf,
+    /// Written when every process runs and its connections are open: pids and rank ports as JSON.
+    #[arg(long)]
+    ready_file: Option<PathBuf>,
+    /// The load begins only when this file exists: attach in between.
+    #[arg(long)]
+    wait_file: Option<PathBuf>,
+    /// When all results are written, keep the processes until this file exists: their end is an event too.
+    #[arg(long)]
+    linger_file: Option<PathBuf>,
+    /// Loopback over IPv4, over IPv6, or IPv6 sockets that peers reach over IPv4 (v4-mapped at one end).
+    #[arg(long, value_enum, default_value = "v4")]
+    family: Family,
+    /// The same as --family v6.
+    #[arg(long)]
+    ipv6: bool,
+    /// Another address of this machine to bind and to tell the peers.
+    #[arg(long)]
+    address: Option<IpAddr>,
+    /// Room numbers are made from it.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Family {
+    V4,
+    V6,
+    Mapped,
+}
+
+impl Common {
+    fn files(&self) -> Files {
+        Files { ready: self.ready_file.clone(), go: self.wait_file.clone(), linger: self.linger_file.clone() }
+    }
+
+    fn place(&self) -> Place {
+        let (v4, v6) = (IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST));
+        match (self.address, self.family) {
+            (Some(address), _) => Place { bind: address, advertise: address },
+            (None, Family::Mapped) => Place { bind: IpAddr::V6(Ipv6Addr::UNSPECIFIED), advertise: v4 },
+            (None, Family::V4) if !self.ipv6 => Place { bind: v4, advertise: v4 },
+            (None, _) => Place { bind: v6, advertise: v6 },
+        }
+    }
+}
+
+fn main() -> Result<()> {
+    match std::env::var(rank::RANK_VARIABLE) {
+        Ok(receiver) if receiver.starts_with(raw::RECEIVER) => return raw::receive(&receiver),
+        Ok(_) => return rank::run(),
+        Err(_) => {}
+    }
+    match Arguments::parse().mode {
+        Mode::Demo { common, rate, hold } => scenario::run(&scenario::Plan {
+            place: common.place(),
+            files: common.files(),
+            out: common.out,
+            seed: common.seed,
+            rate,
+            hold: Duration::from_secs(hold),
+        }),
+        Mode::Load {
+            common,
+            engine,
+            prefills,
+            decodes,
+            rate,
+            rooms,
+            duration,
+            pages,
+            compute_ms,
+            batch,
+            no_kv,
+            patience,
+        } => {
+            ensure!(
+                prefills > 0 && decodes > 0 && rate > 0,
+                "--prefills, --decodes and --rate must be above 0"
+            );
+            load::run(&load::Plan {
+                place: common.place(),
+                files: common.files(),
+                out: common.out,
+                seed: common.seed,
+                engine,
+                prefills,
+                decodes,
+                rate,
+                rooms: rooms.unwrap_or(u64::from(rate) * duration),
+                pages,
+                compute_ms,
+                batch,
+                move_kv: !no_kv,
+                patience: Duration::from_secs(patience),
+            })
+        }
+        Mode::Raw { common, rate, duration, connections } => {
+            ensure!(connections > 0 && rate > 0, "--connections and --rate must be above 0");
+            raw::run(
+                common.place(),
+                rate,
+                Duration::from_secs(duration),
+                connections,
+                &common.out,
+                &common.files(),
+            )
+        }
+    }
+}
