@@ -1,7 +1,8 @@
 //! One run of the engine with the agent attached.
 //!
 //! The harness says by files where it stands: `ready` when its processes are up, `warm` when a few healthy rooms have
-//! opened the connections; it waits for `go` and `load` before it goes on. The agent starts before `go` or after `warm`.
+//! opened the connections, `held` when the load is over; it waits for `go`, `load` and `end` before it goes on. The agent
+//! runs from before the harness, or from `warm`, to `held`.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -22,6 +23,8 @@ use super::{json_lines, script};
 const STARTUP: Duration = Duration::from_mins(10);
 /// How long the agent may take to attach or to end.
 const AGENT: Duration = Duration::from_secs(30);
+/// How long the engine may take to end.
+const END: Duration = Duration::from_mins(1);
 /// How long any load may take beyond what its flags say.
 const LOAD: Duration = Duration::from_mins(3);
 /// Between the agent's first output and the load: hooks are attached and existing sockets found by then.
@@ -146,11 +149,12 @@ pub(super) fn run(
     };
     agent.check()?;
     harness.release("load")?;
-    harness.finish(LOAD)?;
-    // What becomes of a room's last second is written at the next turn of the agent's clock.
-    sleep(Duration::from_secs(2));
+    harness.reach("held", LOAD)?;
     agent.check()?;
+    // The engine still runs: its end would make every room that is open a room with a lost peer.
     agent.stop()?;
+    harness.release("end")?;
+    harness.finish(END)?;
     score(attach, &harness.truth(), &events, dir)
 }
 
@@ -194,6 +198,7 @@ impl Harness {
             .arg(dir.join("engine"))
             .args(["--ready-file", &path(dir, "ready"), "--wait-file", &path(dir, "go")])
             .args(["--warm-file", &path(dir, "warm"), "--load-file", &path(dir, "load")])
+            .args(["--held-file", &path(dir, "held"), "--end-file", &path(dir, "end")])
             .env("NIXL_SITE", &engine.nixl)
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
