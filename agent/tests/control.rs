@@ -395,6 +395,20 @@ fn what_only_begins_like_a_message_proves_nothing() {
 }
 
 #[test]
+fn a_body_that_is_none_hides_the_stream_for_a_while_only() {
+    let mut rig = Rig::new();
+    // Begins like METADATA with an index of 60 MB.
+    rig.send(b"\x01\x0277\x03\0\0\0\0\x03\x93\x87\0");
+    let mut calls = 0u64;
+    while rig.told.is_empty() && calls < 250 {
+        rig.send(&metadata(ROOM + calls, 200));
+        calls += 1;
+    }
+    assert!((10..30).contains(&calls), "{calls}");
+    assert_eq!(rig.rooms(), [ROOM + calls - 1]);
+}
+
+#[test]
 fn a_hole_is_told_and_the_stream_is_found_again() {
     let mut rig = shaken();
     rig.send(&status(ROOM));
@@ -582,6 +596,10 @@ fn http_is_foreign_once_and_muted() {
         assert_eq!(rig.judged(), [Judgement::Foreign]);
         assert_eq!(rig.connections(ConnectionState::Foreign), 1);
         assert_eq!(rig.dropped(Dropped::Foreign), 1);
+        rig.state(TcpState::Established, TcpState::Close);
+        rig.tick(2 * SECOND);
+        assert_eq!(rig.dropped(Dropped::Hole), 0);
+        assert_eq!(rig.control.sockets(), 0);
     }
 }
 

@@ -391,14 +391,17 @@ fn decoder_for(stream: &Value) -> Decoder {
 }
 
 #[test]
-fn every_golden_stream_decodes_in_its_own_calls_and_byte_by_byte() {
+fn every_golden_stream_decodes_in_its_own_calls_and_in_any_others() {
     for stream in streams().iter().filter(|s| !is_foreign(s)) {
         let id = stream["id"].as_str().unwrap();
         let calls = hexes(&stream["client_to_server_writes_hex"]);
         let whole = calls.concat();
-        for split in [calls.clone(), vec![whole.clone()], whole.iter().map(|b| vec![*b]).collect()] {
+        // In its own calls, in one, and in pieces of every size.
+        let own: Vec<&[u8]> = calls.iter().map(Vec::as_slice).collect();
+        let sizes = (1..200).chain([whole.len()]);
+        for split in sizes.map(|size| whole.chunks(size).collect()).chain([own]) {
             let mut decoder = decoder_for(stream);
-            let heard = feed(&mut decoder, split.iter().map(Vec::as_slice));
+            let heard = feed(&mut decoder, split);
             assert_eq!(heard.messages, kept(stream), "{id}");
             assert_eq!(heard.malformed, 0, "{id}");
             if id == "zmtp-midstream" {
@@ -412,6 +415,32 @@ fn every_golden_stream_decodes_in_its_own_calls_and_byte_by_byte() {
             let answer = hex(answer);
             let heard = feed(&mut Decoder::at_start(), answer.chunks(7));
             assert_eq!(heard.ready, Some(SocketType::Pull), "{id}");
+        }
+    }
+}
+
+#[test]
+fn a_lost_call_costs_the_messages_in_it_only() {
+    for stream in streams().iter().filter(|s| !is_foreign(s)) {
+        let id = stream["id"].as_str().unwrap();
+        let calls = hexes(&stream["client_to_server_writes_hex"]);
+        let all = kept(stream);
+        let first = if id == "zmtp-midstream" { 0 } else { 3 };
+        for lost in first..calls.len() {
+            let mut decoder = decoder_for(stream);
+            let mut messages = feed(&mut decoder, calls[..lost].iter().map(Vec::as_slice)).messages;
+            let len = u64::try_from(calls[lost].len()).unwrap();
+            decoder
+                .skip(len, &GRAMMAR, &mut |event| {
+                    if let Event::Message { parts, .. } = event {
+                        messages.push(parts.frames().map(|f| (f.bytes.to_vec(), f.len)).collect());
+                    }
+                })
+                .ok();
+            messages.extend(feed(&mut decoder, calls[lost + 1..].iter().map(Vec::as_slice)).messages);
+            let gone = if id == "zmtp-burst" { all.len() } else { 1 };
+            assert_eq!(messages.len(), all.len() - gone, "{id} without call {lost}");
+            assert!(messages.iter().all(|m| all.contains(m)), "{id} without call {lost}");
         }
     }
 }

@@ -1,10 +1,410 @@
-//! Stub, replaced by its owner.
+//! `cargo xtask demo`: a real agent on a workload over the real libzmq, with pinned rooms; what was expected against what was
+//! found. Ends with 0 only if they agree.
+//!
+//! Without root or BPF the same workload is shown from a packet capture that lies beside this file. Opens nothing
+//! but loopback ports; writes to `target/demo` only (and Debian packages, where the live demo misses them).
+
+mod compare;
+mod show;
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use crate::install;
+
+/// What the workload links and its build needs.
+const PACKAGES: &[&str] = &["libzmq3-dev", "pkg-config"];
+/// How long the agent may take to be ready, and to end.
+const AGENT_PATIENCE: Duration = Duration::from_secs(20);
+/// How long a replayed capture runs on after its last packet.
+const EXTEND: &str = "30s";
 
 /// Arguments.
 #[derive(clap::Args)]
-pub(crate) struct Args {}
+pub(crate) struct Args {
+    /// Show the bundled capture instead of a live run.
+    #[arg(long)]
+    replay: bool,
+    /// Record the bundled capture anew (needs root and tcpdump), then end.
+    #[arg(long, conflicts_with = "replay")]
+    record: bool,
+    /// Start the agent only when the engines' connections are open already.
+    #[arg(long, conflicts_with_all = ["replay", "record"])]
+    late: bool,
+    /// Use this agent instead of building one.
+    #[arg(long, value_name = "FILE")]
+    agent: Option<PathBuf>,
+}
+
+/// Where things are.
+struct Places {
+    root: PathBuf,
+    /// Results of this run.
+    dir: PathBuf,
+    /// The checked-in capture and its truth.
+    bundle: PathBuf,
+    /// The agent, when it need not be built.
+    given: Option<PathBuf>,
+}
+
+impl Places {
+    fn new(given: Option<PathBuf>) -> Result<Self> {
+        let root = install::root();
+        let dir = root.join("target/demo");
+        if dir.exists() {
+            std::fs::remove_dir_all(&dir).with_context(|| format!("empty {}", dir.display()))?;
+        }
+        std::fs::create_dir_all(&dir).with_context(|| format!("create {}", dir.display()))?;
+        Ok(Self { bundle: root.join("xtask/demo"), dir, root, given })
+    }
+
+    fn agent(&self) -> PathBuf {
+        self.given.clone().unwrap_or_else(|| self.root.join("target/release/roomtrace"))
+    }
+
+    fn workload(&self) -> PathBuf {
+        self.root.join("target/debug/pd-workload")
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.dir.join(name)
+    }
+}
 
 /// Runs it.
-pub(crate) fn run(_: &Args) -> anyhow::Result<()> {
-    anyhow::bail!("not written yet")
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let places = Places::new(args.agent.clone())?;
+    if args.record {
+        return record(&places);
+    }
+    demo(&places, args).map(drop)
+}
+
+/// Runs it as one of the tests. Returns what could not be shown live, with the reason.
+pub(crate) fn as_test() -> Result<Vec<String>> {
+    let args = Args { replay: false, record: false, late: false, agent: None };
+    Ok(demo(&Places::new(None)?, &args)?.map(|why| format!("demo, live part: {why}")).into_iter().collect())
+}
+
+/// Returns why it was not live.
+fn demo(places: &Places, args: &Args) -> Result<Option<String>> {
+    let not_live =
+        if args.replay { Some("asked for the bundled capture".to_owned()) } else { cannot_be_live() };
+    build(places, not_live.is_none())?;
+    let why = match not_live {
+        Some(why) => why,
+        None => match live(places, args.late)? {
+            Live::Shown => return Ok(None),
+            Live::NotPossible(why) => why,
+        },
+    };
+    eprintln!("not live: {why}\nshowing a capture of the same workload instead");
+    replay(places)?;
+    Ok(Some(why))
+}
+
+/// What is plain before anything is built.
+fn cannot_be_live() -> Option<String> {
+    let uid = install::output(Command::new("id").arg("-u")).unwrap_or_default();
+    (uid.trim() != "0").then(|| "loading BPF programs needs root".to_owned())
+}
+
+fn build(places: &Places, with_workload: bool) -> Result<()> {
+    let cargo =
+        |arguments: &[&str]| install::run(Command::new("cargo").args(arguments).current_dir(&places.root));
+    if with_workload {
+        install::debian(PACKAGES)?;
+        cargo(&["build", "--quiet", "--package", "pd-workload"])?;
+    }
+    if places.given.is_some() {
+        return Ok(());
+    }
+    eprintln!("building the agent");
+    cargo(&["build", "--quiet", "--release", "--package", "roomtrace"])
+}
+
+enum Live {
+    Shown,
+    NotPossible(String),
+}
+
+fn live(places: &Places, late: bool) -> Result<Live> {
+    let mut agent = None;
+    if !late {
+        match Agent::start(places)? {
+            Ok(started) => agent = Some(started),
+            Err(why) => return Ok(Live::NotPossible(why)),
+        }
+    }
+    eprintln!("running 9 engine processes over libzmq, for about 20 seconds");
+    let mut workload = Workload::start(places, &[])?;
+    let mut agent = match agent {
+        Some(agent) => agent,
+        None => match Agent::start(places)? {
+            Ok(started) => started,
+            Err(why) => return Ok(Live::NotPossible(why)),
+        },
+    };
+    let sums = workload.results(places)?;
+    let truth = std::fs::read_to_string(places.file("truth.jsonl")).context("read the workload's truth")?;
+    // Asked before anything ends: the end of a process is an event too.
+    let events = || std::fs::read_to_string(places.file("events.jsonl")).context("read the agent's events");
+    let first = compare::compare(&truth, &events()?)?;
+    let page = first.to_explain().map(|room| (room.to_owned(), agent.explain(places, room)));
+    agent.stop()?;
+    let result = compare::compare(&truth, &events()?)?;
+    workload.end(places)?;
+    let shown = page.as_ref().and_then(|(room, page)| Some((room.as_str(), page.as_ref().ok()?.as_str())));
+    show::result(&result, &format!("live, {sums}"), shown);
+    conclude(&result, places)?;
+    page.map(|(_, page)| page).transpose()?;
+    Ok(Live::Shown)
+}
+
+fn replay(places: &Places) -> Result<()> {
+    let capture = places.bundle.join("capture.pcap");
+    let truth = places.bundle.join("truth.jsonl");
+    let truth = std::fs::read_to_string(&truth).with_context(|| format!("read {}", truth.display()))?;
+    let (events, log) = (places.file("events.jsonl"), places.file("agent.log"));
+    let command = |explain: Option<&str>| {
+        let mut command = Command::new(places.agent());
+        command.arg("replay").arg(&capture).arg("--events").arg(&events).args(["--extend", EXTEND]);
+        command.args(explain.map(|room| ["--explain", room]).into_iter().flatten());
+        command
+    };
+    let done = command(None)
+        .stderr(File::create(&log)?)
+        .stdout(Stdio::null())
+        .status()
+        .context("start the agent")?;
+    if !done.success() {
+        bail!("the agent's replay ended with {done}; see {}", log.display());
+    }
+    let result =
+        compare::compare(&truth, &std::fs::read_to_string(&events).context("read the agent's events")?)?;
+    let page = match result.to_explain() {
+        Some(room) => Some((room.to_owned(), install::output(&mut command(Some(room)))?)),
+        None => None,
+    };
+    show::result(
+        &result,
+        "from the bundled capture",
+        page.as_ref().map(|(room, text)| (room.as_str(), text.as_str())),
+    );
+    conclude(&result, places)
+}
+
+fn conclude(result: &compare::Comparison, places: &Places) -> Result<()> {
+    match result.wrong() {
+        0 => Ok(()),
+        n => bail!(
+            "the agent and the engines disagree on {n} rooms; everything is in {}",
+            places.dir.display()
+        ),
+    }
+}
+
+/// Records `xtask/demo/capture.pcap` and its truth.
+fn record(places: &Places) -> Result<()> {
+    install::debian(PACKAGES)?;
+    install::debian(&["tcpdump"])?;
+    build(places, true)?;
+    let (all, log) = (places.file("all.pcap"), File::create(places.file("tcpdump.log"))?);
+    let mut tcpdump = Command::new("tcpdump")
+        .args(["-i", "lo", "-U", "-Z", "root", "-w"])
+        .arg(&all)
+        .arg("tcp")
+        .stderr(log)
+        .spawn()
+        .context("start tcpdump")?;
+    std::thread::sleep(Duration::from_secs(1));
+    let mut workload = Workload::start(places, &["--rate", "5"])?;
+    eprintln!("recorded: {}", workload.results(places)?);
+    std::thread::sleep(Duration::from_millis(500));
+    terminate(&mut tcpdump)?;
+    let ports: Vec<String> = workload.ports.iter().map(|port| format!("port {port}")).collect();
+    workload.end(places)?;
+    std::fs::create_dir_all(&places.bundle)?;
+    // The control ports only: KV bytes go elsewhere.
+    install::run(
+        Command::new("tcpdump")
+            .args(["-Z", "root", "-r"])
+            .arg(&all)
+            .arg("-w")
+            .arg(places.bundle.join("capture.pcap"))
+            .arg(ports.join(" or ")),
+    )?;
+    let truth = std::fs::read_to_string(places.file("truth.jsonl"))?;
+    std::fs::write(places.bundle.join("truth.jsonl"), compare::rooms_only(&truth)?)?;
+    std::fs::copy(places.file("expect.json"), places.bundle.join("expect.json"))?;
+    Ok(())
+}
+
+/// A running agent.
+struct Agent {
+    child: Child,
+    listen: SocketAddr,
+}
+
+impl Agent {
+    /// Starts it and waits until it observes. The inner error: this host cannot be observed, and why.
+    fn start(places: &Places) -> Result<Result<Self, String>> {
+        let listen =
+            TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).context("find a free port")?;
+        let log = places.file("agent.log");
+        let file = File::create(&log).with_context(|| format!("create {}", log.display()))?;
+        let child = Command::new(places.agent())
+            .args(["run", "--listen", &listen.to_string(), "--events"])
+            .arg(places.file("events.jsonl"))
+            .stdin(Stdio::null())
+            .stdout(file.try_clone()?)
+            .stderr(file)
+            .spawn()
+            .context("start the agent")?;
+        let mut agent = Self { child, listen };
+        let end = Instant::now() + AGENT_PATIENCE;
+        loop {
+            if let Some(status) = agent.child.try_wait().context("wait for the agent")? {
+                let said = std::fs::read_to_string(&log).unwrap_or_default();
+                // 3: cannot observe. Anything else is the agent's own fault.
+                if status.code() == Some(3) {
+                    return Ok(Err(said.trim().to_owned()));
+                }
+                bail!("the agent ended with {status}: {}", said.trim());
+            }
+            if agent.ready() {
+                return Ok(Ok(agent));
+            }
+            if Instant::now() >= end {
+                bail!("the agent is not ready after {} s; see {}", AGENT_PATIENCE.as_secs(), log.display());
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    fn ready(&self) -> bool {
+        let ask = || -> std::io::Result<String> {
+            let mut stream = TcpStream::connect_timeout(&self.listen, Duration::from_secs(1))?;
+            stream.set_read_timeout(Some(Duration::from_secs(1)))?;
+            write!(stream, "GET /readyz HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n", self.listen)?;
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer)?;
+            Ok(answer)
+        };
+        ask().is_ok_and(|answer| answer.starts_with("HTTP/1.1 200"))
+    }
+
+    fn explain(&self, places: &Places, room: &str) -> Result<String> {
+        let url = format!("http://{}", self.listen);
+        let page = install::output(Command::new(places.agent()).args(["explain", room, "--api", &url]))?;
+        if !page.contains(room) {
+            bail!("`roomtrace explain {room}` says nothing of a room that is pinned: {page:?}");
+        }
+        Ok(page)
+    }
+
+    fn stop(&mut self) -> Result<()> {
+        let status = terminate(&mut self.child)?;
+        if !status.success() {
+            bail!("the agent ended with {status} at SIGTERM");
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// SIGTERM, then waits.
+fn terminate(child: &mut Child) -> Result<std::process::ExitStatus> {
+    install::run(Command::new("kill").arg(child.id().to_string()))?;
+    let end = Instant::now() + AGENT_PATIENCE;
+    while Instant::now() < end {
+        if let Some(status) = child.try_wait()? {
+            return Ok(status);
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    bail!("process {} does not end at SIGTERM", child.id())
+}
+
+/// The running workload.
+struct Workload {
+    child: Child,
+    lines: std::io::Lines<BufReader<std::process::ChildStdout>>,
+    ports: Vec<u64>,
+}
+
+impl Workload {
+    /// Starts it and waits until its connections are open.
+    fn start(places: &Places, more: &[&str]) -> Result<Self> {
+        let ready = places.file("ready.json");
+        let mut child = Command::new(places.workload())
+            .arg("demo")
+            .args(more)
+            .arg("--out")
+            .arg(&places.dir)
+            .arg("--ready-file")
+            .arg(&ready)
+            .arg("--wait-file")
+            .arg(places.file("go"))
+            .arg("--linger-file")
+            .arg(places.file("end"))
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .context("start the workload")?;
+        let lines = BufReader::new(child.stdout.take().context("the workload has no output")?).lines();
+        let mut workload = Self { child, lines, ports: Vec::new() };
+        while !ready.exists() {
+            if let Some(status) = workload.child.try_wait()? {
+                bail!("the workload ended with {status}");
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let ready: serde_json::Value = serde_json::from_slice(&std::fs::read(&ready)?)?;
+        workload.ports = ready["rank_ports"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter_map(serde_json::Value::as_u64)
+            .collect();
+        Ok(workload)
+    }
+
+    /// Lets the load begin and waits for its results: one line of sums.
+    fn results(&mut self, places: &Places) -> Result<String> {
+        std::fs::write(places.file("go"), "").context("tell the workload to begin")?;
+        self.lines
+            .next()
+            .context("the workload ended without results")?
+            .context("read the workload's results")
+    }
+
+    fn end(mut self, places: &Places) -> Result<()> {
+        std::fs::write(places.file("end"), "").context("tell the workload to end")?;
+        let status = self.child.wait().context("wait for the workload")?;
+        if !status.success() {
+            bail!("the workload ended with {status}");
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Workload {
+    fn drop(&mut self) {
+        // Its ranks end with it.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
 }

@@ -12,7 +12,9 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file cannot be read.
-    #[error("cannot read configuration {path}: {source} (name another with --config, or leave it out: every key has a default)")]
+    #[error(
+        "cannot read configuration {path}: {source} (name another with --config, or leave it out: every key has a default)"
+    )]
     Read {
         /// Which file.
         path: PathBuf,
@@ -168,9 +170,7 @@ impl Config {
             let what = plain.to_string();
             ConfigError::Parse {
                 path: path.to_owned(),
-                place: error
-                    .location()
-                    .map_or_else(String::new, |l| format!(":{}:{}", l.line(), l.column())),
+                place: error.location().map_or_else(String::new, |l| format!(":{}:{}", l.line(), l.column())),
                 hint: hint(&what),
                 what,
             }
@@ -235,7 +235,8 @@ pub mod duration {
 
     /// Writes one as `parse` reads it.
     pub fn show(duration: Duration) -> String {
-        jiff::SignedDuration::try_from(duration).map_or_else(|_| format!("{}s", duration.as_secs()), |d| format!("{d:#}"))
+        jiff::SignedDuration::try_from(duration)
+            .map_or_else(|_| format!("{}s", duration.as_secs()), |d| format!("{d:#}"))
     }
 
     pub(super) fn serialize<S: Serializer>(duration: &Duration, to: S) -> Result<S::Ok, S::Error> {

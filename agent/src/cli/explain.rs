@@ -13,8 +13,10 @@ pub(super) fn page(record: &Value) -> String {
     time_line(&mut out, record);
     standing(&mut out, record);
     known(&mut out, record);
-    candidates(&mut out, record);
-    actions(&mut out, record);
+    if !closed(record) {
+        candidates(&mut out, record);
+        actions(&mut out, record);
+    }
     upstream(&mut out, record);
     out
 }
@@ -23,12 +25,14 @@ pub(super) fn page(record: &Value) -> String {
 pub(super) fn summary(record: &Value) -> String {
     let verdict = &record["verdict"];
     let mut parts = vec![format!("room {}{} {}", text(&record["room"]), life(record), state(record))];
-    if let Some(owes) = owes(record) {
+    if let Some(owes) = owes(record).filter(|_| !closed(record)) {
         parts.push(owes);
     }
     if record["pinned"].as_bool() == Some(true) {
         parts.push(match verdict["ends_by_itself"]["at"].as_str() {
-            Some(at) => format!("ends by itself at {} ({})", clock(at), text(&verdict["ends_by_itself"]["timer"])),
+            Some(at) => {
+                format!("ends by itself at {} ({})", clock(at), text(&verdict["ends_by_itself"]["timer"]))
+            }
             None => "never ends by itself".to_owned(),
         });
         if let Some(size @ 2..) = verdict["group_size"].as_u64() {
@@ -39,6 +43,10 @@ pub(super) fn summary(record: &Value) -> String {
         }
     }
     parts.join(" · ")
+}
+
+fn closed(record: &Value) -> bool {
+    record["closed_at"].is_string()
 }
 
 fn life(record: &Value) -> String {
@@ -57,8 +65,11 @@ fn state(record: &Value) -> String {
         }
         (_, Some(_)) => {
             let outcome = record["outcome"].as_str().unwrap_or("ended, how is not known");
-            let recovered =
-                if record["recovered"].as_bool() == Some(true) { ", recovered after it was pinned" } else { "" };
+            let recovered = if record["recovered"].as_bool() == Some(true) {
+                ", recovered after it was pinned"
+            } else {
+                ""
+            };
             format!("closed: {outcome} after{age}{recovered}")
         }
         _ => match verdict["class"].as_str() {
@@ -117,7 +128,8 @@ fn party(party: &Value) -> String {
 fn why(out: &mut String, record: &Value) {
     let verdict = &record["verdict"];
     let Some(class) = verdict["class"].as_str() else { return };
-    let _ = writeln!(out, "\nwhy: {class}, {}", text(&verdict["confidence"]));
+    let was = if closed(record) { "what was judged" } else { "why" };
+    let _ = writeln!(out, "\n{was}: {class}, {}", text(&verdict["confidence"]));
     for line in list(&verdict["evidence"]) {
         let _ = writeln!(out, "  - {}", text(line));
     }
@@ -153,8 +165,7 @@ fn message(role: &str, m: &Value) -> String {
         Some("sent") => ("sent", "to"),
         _ => ("received", "from"),
     };
-    let mut out =
-        format!("{role:7} {verb:8} {} {preposition} {}", text(&m["kind"]), text(&m["peer"]));
+    let mut out = format!("{role:7} {verb:8} {} {preposition} {}", text(&m["kind"]), text(&m["peer"]));
     if let Some(status) = m["status"].as_str() {
         let _ = write!(out, "  {status}");
     }
@@ -232,7 +243,8 @@ fn known(out: &mut String, record: &Value) {
     }
     for role in ["prefill", "decode"] {
         if record["views"][role].is_null() {
-            let _ = writeln!(out, "  - the {role} side is not on this host: ask the agent there for this room");
+            let _ =
+                writeln!(out, "  - the {role} side is not on this host: ask the agent there for this room");
         }
     }
     for (key, name) in [
@@ -272,9 +284,15 @@ fn actions(out: &mut String, record: &Value) {
     }
     out.push_str("\nwhat to do\n");
     for (n, a) in actions.iter().enumerate() {
-        let clears = if a["clears"].as_bool() == Some(true) { "clears it" } else { "does not clear it by itself" };
+        let clears =
+            if a["clears"].as_bool() == Some(true) { "clears it" } else { "does not clear it by itself" };
         let _ = writeln!(out, "  {}. {}", n.saturating_add(1), text(&a["command"]));
-        let _ = writeln!(out, "     {} ({clears}); costs others: {}", text(&a["effect"]), text(&a["blast_radius"]));
+        let _ = writeln!(
+            out,
+            "     {} ({clears}); costs others: {}",
+            text(&a["effect"]),
+            text(&a["blast_radius"])
+        );
     }
 }
 
@@ -286,7 +304,8 @@ fn upstream(out: &mut String, record: &Value) {
     out.push_str("\nupstream\n");
     for i in issues {
         let fixed = i["fixed_in"].as_str().map_or_else(String::new, |r| format!(", fixed in {r}"));
-        let _ = writeln!(out, "  - {}{fixed}; applies to this engine: {}", text(&i["url"]), text(&i["applies"]));
+        let _ =
+            writeln!(out, "  - {}{fixed}; applies to this engine: {}", text(&i["url"]), text(&i["applies"]));
     }
 }
 

@@ -4,17 +4,21 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
+use crate::control::Dropped;
 use crate::event::Mono;
 use crate::export::metrics::{MetricsSnapshot, PinnedRooms};
 use crate::export::owed_instance;
-use crate::kernel::Capture;
+use crate::kernel::{Capture, ProgramCost};
 use crate::pipeline::Pipeline;
 use crate::rooms::model::Role;
+use crate::sglang::Unknown;
+use crate::sglang::message::Backend;
 
 /// Everything for `/metrics`. A counter that the kernel refuses to give is left out, never zero.
 pub(super) fn snapshot(at: Mono, pipeline: &Pipeline, capture: &Capture, host_name: &str) -> MetricsSnapshot {
     let mut out = MetricsSnapshot { at, ..MetricsSnapshot::default() };
     rooms(&mut out, pipeline, host_name);
+    control(&mut out, pipeline);
     kernel(&mut out, capture);
     out
 }
@@ -43,9 +47,43 @@ fn rooms(out: &mut MetricsSnapshot, pipeline: &Pipeline, host_name: &str) {
     out.pins = counters.pins;
 }
 
+fn control(out: &mut MetricsSnapshot, pipeline: &Pipeline) {
+    let counters = pipeline.control().counters();
+    out.messages.extend(counters.messages());
+    out.unknown_messages.extend(counters.unknown().map(|(why, n)| {
+        let backend = match why {
+            Unknown::Mori => Some(Backend::Mori),
+            Unknown::Nixl => Some(Backend::Nixl),
+            Unknown::Layout => Some(Backend::Mooncake),
+            Unknown::FirstFrame => None,
+        };
+        (backend, n)
+    }));
+    out.not_captured.extend(counters.not_captured());
+    // What is foreign or not judged yet is no loss: nothing of it was wanted.
+    let lost = counters.dropped().filter(|(why, _)| !matches!(why, Dropped::Foreign | Dropped::Unjudged));
+    out.capture_lost.extend(lost.map(|(why, loss)| ("control", why.label(), loss.count)));
+    out.capture_lost.extend([
+        ("control", "evicted", counters.evicted),
+        ("control", "judgements_dropped", counters.judgements_dropped),
+        ("control", "endpoints_dropped", pipeline.endpoints_dropped()),
+    ]);
+    out.connections.extend(counters.connections().map(|(state, n)| (state.label(), n)));
+    let away = pipeline.rooms().counters().turned_away;
+    out.capture_lost.extend([
+        ("rooms", "rooms", away.rooms),
+        ("rooms", "connections", away.connections),
+        ("rooms", "names", away.names),
+        ("rooms", "links", away.links),
+        ("rooms", "pairs", away.pairs),
+        ("rooms", "registers", away.registers),
+        ("rooms", "acknowledgements", away.acknowledgements),
+        ("rooms", "orphans", away.orphans),
+    ]);
+}
+
 fn kernel(out: &mut MetricsSnapshot, capture: &Capture) {
     if let Ok(counters) = capture.counters() {
-        out.not_captured = counters.not_captured;
         out.capture_lost.extend([
             ("kernel", "ring_full", counters.ring_full),
             ("kernel", "storage_refused", counters.storage_refused),
@@ -58,22 +96,58 @@ fn kernel(out: &mut MetricsSnapshot, capture: &Capture) {
     if let Ok(costs) = capture.cost() {
         for cost in costs {
             out.bpf_runs.push((cost.name.to_owned(), cost.runs));
+            if cost.samples > 0 {
+                out.bpf_run_nanos.push((cost.name.to_owned(), whole(&cost)));
+            }
         }
     }
 }
 
-/// The capture's part of `/status`.
+/// Run time of all runs, nanoseconds, from the mean of those that were timed.
+fn whole(cost: &ProgramCost) -> u64 {
+    #[allow(clippy::cast_precision_loss, reason = "an estimate from a sample")]
+    let seconds = cost.sampled_seconds / cost.samples as f64 * cost.runs as f64;
+    nanos(seconds)
+}
+
+/// The capture's part of `/status`: hook chosen and why, sockets, losses, cost. What the kernel refuses to
+/// tell is null.
 pub(super) fn status(capture: &Capture) -> Value {
-    json!({
-        "hook": capture.hook().name(),
-        "refused": capture.refused().iter().map(|r| json!({"hook": r.hook.name(), "why": r.why})).collect::<Vec<_>>(),
-    })
+    let refused: Vec<_> =
+        capture.refused().iter().map(|r| json!({"hook": r.hook.name(), "why": r.why})).collect();
+    let counters = capture.counters().ok().map(|c| {
+        let not_captured: serde_json::Map<String, Value> =
+            c.not_captured.iter().map(|(why, n)| (why.label().to_owned(), json!(n))).collect();
+        json!({
+            "records": c.records, "ring_full": c.ring_full, "storage_refused": c.storage_refused,
+            "recursion": c.recursion, "foreign": c.foreign, "muted": c.muted, "mptcp": c.mptcp,
+            "malformed": c.malformed, "endpoints_refused": c.endpoints_refused, "not_captured": not_captured,
+        })
+    });
+    let sockets = capture.sockets().ok().map(|s| {
+        json!({"listening": s.listening, "connecting": s.connecting, "pending": s.pending, "zmtp": s.zmtp})
+    });
+    json!({"hook": capture.hook().name(), "refused": refused, "counters": counters, "sockets": sockets})
 }
 
 /// The message decoders' part of `/status`.
 pub(super) fn control_status(pipeline: &Pipeline) -> Value {
     let counters = pipeline.control().counters();
-    json!({"events": counters.events, "inputs": counters.inputs})
+    let dropped: serde_json::Map<String, Value> = counters
+        .dropped()
+        .map(|(why, loss)| (why.label().to_owned(), json!({"count": loss.count, "bytes": loss.bytes})))
+        .collect();
+    let connections: serde_json::Map<String, Value> =
+        counters.connections().map(|(state, n)| (state.label().to_owned(), json!(n))).collect();
+    let unknown: Vec<Value> = pipeline
+        .control()
+        .unknown_shapes()
+        .map(|(shape, n)| json!({"frames": shape.frames, "lengths": shape.lengths.as_slice(), "count": n}))
+        .collect();
+    json!({
+        "events": counters.events, "inputs": counters.inputs, "extra_frames": counters.extra_frames,
+        "connections": connections, "dropped": dropped, "unknown_shapes": unknown,
+    })
 }
 
 /// The room table's part of `/status`.
@@ -83,5 +157,6 @@ pub(super) fn room_status(pipeline: &Pipeline) -> Value {
 }
 
 fn nanos(seconds: f64) -> u64 {
-    std::time::Duration::try_from_secs_f64(seconds).map_or(0, |d| u64::try_from(d.as_nanos()).unwrap_or(u64::MAX))
+    std::time::Duration::try_from_secs_f64(seconds)
+        .map_or(0, |d| u64::try_from(d.as_nanos()).unwrap_or(u64::MAX))
 }

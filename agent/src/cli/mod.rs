@@ -58,7 +58,12 @@ type Outcome = Result<End, Failure>;
 
 /// Finds rooms that prefill/decode serving has pinned: which, who owes the next move, and why.
 #[derive(Parser)]
-#[command(name = "roomtrace", version, about, after_help = "Exit codes: 0 fine, 1 findings, 2 usage or configuration, 3 cannot observe.")]
+#[command(
+    name = "roomtrace",
+    version,
+    about,
+    after_help = "Exit codes: 0 fine, 1 findings, 2 usage or configuration, 3 cannot observe."
+)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -207,8 +212,11 @@ impl Overrides {
     }
 
     fn resolve(&self) -> Result<Config, Failure> {
-        let mut config =
-            self.config.as_deref().map_or_else(|| Ok(Config::default()), Config::read).map_err(Failure::usage)?;
+        let mut config = self
+            .config
+            .as_deref()
+            .map_or_else(|| Ok(Config::default()), Config::read)
+            .map_err(Failure::usage)?;
         self.apply(&mut config);
         config.check().map_err(Failure::usage)?;
         Ok(config)
@@ -298,9 +306,9 @@ fn room_config(config: &Config) -> crate::rooms::Config {
 
 /// Upstream reports that a room's verdict may be an instance of.
 fn known_issues(room: &crate::rooms::model::RoomSnapshot) -> Vec<crate::verdict::model::KnownIssue> {
-    room.verdict.as_ref().map_or_else(Vec::new, |v| {
-        crate::verdict::known::known_issues(v.class, room.backend, room.releases)
-    })
+    room.verdict
+        .as_ref()
+        .map_or_else(Vec::new, |v| crate::verdict::known::known_issues(v.class, room.backend, room.releases))
 }
 
 /// Writes to standard output; a closed pipe (`| head`) ends the command quietly.

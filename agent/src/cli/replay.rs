@@ -67,6 +67,12 @@ pub(super) fn replay(args: &ReplayArgs) -> Outcome {
         live: false,
         known_issues: super::known_issues,
     };
+    if let Some(path) = config.export.events.as_deref().filter(|p| *p != Path::new("-")) {
+        // The writer appends, for agents that are restarted; a replay is a run of its own.
+        std::fs::File::create(path)
+            .with_context(|| format!("cannot write events to {}", path.display()))
+            .map_err(Failure::usage)?;
+    }
     let options =
         Options { events: config.export.events.clone(), otlp: config.export.otlp.clone(), listen: None };
     let runtime = super::runtime()?;
@@ -89,7 +95,10 @@ pub(super) fn replay(args: &ReplayArgs) -> Outcome {
     read.map_err(|e| unusable(&args.file, e))?;
     if let Some(damage) = summary.damage {
         // What came before the damage is told above; the file is still not what it should be.
-        return Err(Failure::usage(anyhow!("{}: {damage}; what came before it was replayed", args.file.display())));
+        return Err(Failure::usage(anyhow!(
+            "{}: {damage}; what came before it was replayed",
+            args.file.display()
+        )));
     }
     Ok(if args.fail_on_pinned && pinned { End::Findings } else { End::Fine })
 }
@@ -151,7 +160,10 @@ fn report(player: &Player, identity: &Identity, args: &ReplayArgs, summary: &Sum
     let skipped = summary.skipped;
     let other = skipped.fragments + skipped.cut_headers + skipped.malformed + skipped.link_type;
     if other > 0 {
-        let _ = writeln!(out, "{other} packets could not be read (fragments, cut or malformed headers, link type)");
+        let _ = writeln!(
+            out,
+            "{other} packets could not be read (fragments, cut or malformed headers, link type)"
+        );
     }
     for room in &pinned {
         let _ = writeln!(out, "{}", explain::summary(&value(room)));

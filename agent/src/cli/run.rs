@@ -230,9 +230,7 @@ fn logging() {
 /// SIGTERM and SIGINT end the loop; it looks at least every [`WAIT`].
 async fn watch_signals(stop: Arc<AtomicBool>) -> Result<(), Failure> {
     use tokio::signal::unix::{SignalKind, signal};
-    let listen = |kind| {
-        signal(kind).context("cannot listen for signals").map_err(Failure::cannot_observe)
-    };
+    let listen = |kind| signal(kind).context("cannot listen for signals").map_err(Failure::cannot_observe);
     let (mut term, mut int) = (listen(SignalKind::terminate())?, listen(SignalKind::interrupt())?);
     tokio::spawn(async move {
         tokio::select! { _ = term.recv() => {}, _ = int.recv() => {} }

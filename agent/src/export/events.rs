@@ -7,7 +7,7 @@ use std::fs::OpenOptions;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender, TrySendError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -16,13 +16,16 @@ use super::complaint::Complaint;
 use super::counters::{Counters, Reason, Signal};
 
 /// Items waiting at most.
-const WAITING: usize = 8192;
+const WAITING: usize = 4096;
 
 /// Of these, places that only flagged items may take: an ordinary burst leaves room for a pin.
 const RESERVED: usize = WAITING / 4;
 
 /// Bytes gathered before a write.
 const BATCH: usize = 64 << 10;
+
+/// Time beyond the grace period for counting what is abandoned.
+const LAST: Duration = Duration::from_secs(1);
 
 /// A file or standard output that cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -40,6 +43,8 @@ type Render<T> = Box<dyn FnMut(T, &mut Vec<u8>) + Send>;
 pub(super) struct Lines<T> {
     to: SyncSender<T>,
     waiting: Arc<AtomicUsize>,
+    /// Time is up: what still waits is counted, not written.
+    abandoned: Arc<AtomicBool>,
     done: Receiver<()>,
     signal: Signal,
     counters: Arc<Counters>,
@@ -75,9 +80,11 @@ impl<T: Send + 'static> Lines<T> {
         let (to, from) = mpsc::sync_channel(WAITING);
         let (finished, done) = mpsc::channel();
         let waiting = Arc::new(AtomicUsize::new(0));
+        let abandoned = Arc::new(AtomicBool::new(false));
         let mut writer = Writer {
             from,
             waiting: Arc::clone(&waiting),
+            abandoned: Arc::clone(&abandoned),
             render,
             sink,
             path: path.to_owned(),
@@ -92,7 +99,7 @@ impl<T: Send + 'static> Lines<T> {
             // Nobody may be waiting any more.
             let _ = finished.send(());
         })?;
-        Ok(Self { to, waiting, done, signal, counters })
+        Ok(Self { to, waiting, abandoned, done, signal, counters })
     }
 
     /// Hands an item in; never waits. Drops and counts it when there is no place.
@@ -116,9 +123,15 @@ impl<T: Send + 'static> Lines<T> {
 
     /// Writes what waits, for at most `grace`; counts the rest as dropped. Blocks.
     pub(super) fn close(self, grace: Duration) {
-        let Self { to, waiting, done, signal, counters } = self;
+        let Self { to, waiting, abandoned, done, signal, counters } = self;
         drop(to);
-        if let Err(RecvTimeoutError::Timeout) = done.recv_timeout(grace) {
+        let ended = |within| !matches!(done.recv_timeout(within), Err(RecvTimeoutError::Timeout));
+        if ended(grace) {
+            return;
+        }
+        abandoned.store(true, Ordering::Relaxed);
+        if !ended(LAST) {
+            // It is held inside a write and counts nothing any more.
             let left = waiting.load(Ordering::Relaxed) as u64;
             counters.drop_items(signal, Reason::Shutdown, left);
         }
@@ -128,6 +141,7 @@ impl<T: Send + 'static> Lines<T> {
 struct Writer<T> {
     from: Receiver<T>,
     waiting: Arc<AtomicUsize>,
+    abandoned: Arc<AtomicBool>,
     render: Render<T>,
     sink: Box<dyn Write + Send>,
     path: PathBuf,
@@ -144,6 +158,10 @@ impl<T> Writer<T> {
     fn run(&mut self) {
         let mut bytes = Vec::with_capacity(BATCH);
         while let Ok(first) = self.from.recv() {
+            if self.abandoned.load(Ordering::Relaxed) {
+                self.counters.drop_items(self.signal, Reason::Shutdown, 1);
+                continue;
+            }
             bytes.clear();
             (self.render)(first, &mut bytes);
             let mut items = 1;

@@ -33,7 +33,7 @@ use counters::{Counters, Signal};
 use events::Lines;
 use http::{Answers, Published};
 use metrics::{Instances, MetricsSnapshot};
-use otlp::OtlpConfig;
+use otlp::{Otlp, OtlpConfig};
 use prometheus::PhaseDurations;
 use query::Queries;
 use record::Maker;
@@ -76,6 +76,12 @@ pub enum ExportError {
     /// A file cannot be written.
     #[error(transparent)]
     Open(#[from] OpenError),
+    /// OTLP cannot be set up.
+    #[error(transparent)]
+    Otlp(#[from] otlp::OtlpError),
+    /// The system refuses a thread.
+    #[error("cannot start a thread: {0} (raise the limit on tasks of this service)")]
+    Thread(std::io::Error),
     /// The address cannot be listened on.
     #[error(
         "cannot listen on {listen}: {source} (another agent may hold it; set http.listen or --listen to another, or --no-http)"
@@ -108,6 +114,7 @@ impl RoomEvent {
 pub struct Exports {
     identity: Arc<Identity>,
     events: Option<Lines<Arc<RoomEvent>>>,
+    otlp: Option<Otlp>,
     durations: PhaseDurations,
     instances: Instances,
     published: watch::Sender<Published>,
@@ -140,6 +147,8 @@ impl Exports {
             }
             None => None,
         };
+        let env = |name: &str| std::env::var(name).ok().filter(|v| !v.is_empty());
+        let otlp = Otlp::start(&options.otlp, &identity, &publications, &counters, &env)?;
         let mut server = None;
         let mut listening = None;
         if let Some(listen) = options.listen {
@@ -159,6 +168,7 @@ impl Exports {
         Ok(Self {
             identity,
             events,
+            otlp,
             durations,
             instances,
             published,
@@ -174,17 +184,32 @@ impl Exports {
     /// Hands an event to every output. Never blocks.
     pub fn room_event(&mut self, event: &Event, clock: &Clock) {
         self.measure(event, clock);
-        let Some(events) = &self.events else { return };
-        let event = Arc::new(RoomEvent { event: event.clone(), clock: clock.clone() });
-        events.try_write(Arc::clone(&event), event.flagged());
+        let Some(event) = self.shared(event, clock) else { return };
+        if let Some(events) = &self.events {
+            events.try_write(Arc::clone(&event), event.flagged());
+        }
+        if let Some(otlp) = &self.otlp {
+            otlp.event(event);
+        }
     }
 
     /// As [`Self::room_event`], but waits for places in the queues: for replay, where nothing is lost by
     /// waiting. Not to be called from asynchronous code.
     pub fn room_event_wait(&mut self, event: &Event, clock: &Clock) {
         self.measure(event, clock);
-        let Some(events) = &self.events else { return };
-        events.write(Arc::new(RoomEvent { event: event.clone(), clock: clock.clone() }));
+        let Some(event) = self.shared(event, clock) else { return };
+        if let Some(events) = &self.events {
+            events.write(Arc::clone(&event));
+        }
+        if let Some(otlp) = &self.otlp {
+            otlp.event_wait(event);
+        }
+    }
+
+    /// A copy for those who want one.
+    fn shared(&self, event: &Event, clock: &Clock) -> Option<Arc<RoomEvent>> {
+        let wanted = self.events.is_some() || self.otlp.is_some();
+        wanted.then(|| Arc::new(RoomEvent { event: event.clone(), clock: clock.clone() }))
     }
 
     /// Replaces what `/metrics` and OTLP metrics show. Never blocks.
@@ -218,12 +243,14 @@ impl Exports {
     pub async fn shutdown(self, grace: Duration) {
         let until = tokio::time::Instant::now() + grace;
         self.stop.send_replace(true);
-        if let Some(events) = self.events {
-            // Blocks, but not the runtime, and no longer than the grace period.
-            let _ = tokio::task::spawn_blocking(move || events.close(grace)).await;
+        // Blocks, but not the runtime, and no longer than the grace period.
+        let events = self.events.map(|events| tokio::task::spawn_blocking(move || events.close(grace)));
+        if let Some(otlp) = self.otlp {
+            otlp.shutdown(until).await;
         }
-        if let Some(server) = self.server {
-            let _ = tokio::time::timeout_at(until, server).await;
+        for task in [events, self.server].into_iter().flatten() {
+            // Late or failed: either way it is over.
+            let _ = tokio::time::timeout_at(until, task).await;
         }
     }
 
@@ -236,6 +263,9 @@ impl Exports {
                 let seconds = metrics::seconds(span.ended.since(span.began));
                 let at = clock.system_time(span.ended);
                 self.durations.observe(role, span.phase, seconds, trace.clone(), at);
+                if let Some(otlp) = &self.otlp {
+                    otlp.observe(role, span.phase, seconds);
+                }
             }
         }
     }

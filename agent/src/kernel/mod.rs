@@ -16,8 +16,8 @@ mod record;
 mod ring;
 mod sys;
 
-pub use clock::monotonic;
 pub use capture::{Capture, CaptureConfig, Counters, Judgement, ProgramCost, SocketCounts};
+pub use clock::monotonic;
 pub use error::KernelError;
 pub use hook::{Hook, RefusedHook};
 pub use preflight::{Check, preflight};

@@ -20,7 +20,7 @@ static OBJECT: &[u8] = include_bytes_aligned!("../../../ebpf/roomtrace.bpf.o");
 pub(super) mod map {
     pub(in crate::kernel) const EVENTS: &str = "EVENTS";
     pub(in crate::kernel) const COUNTERS: &str = "COUNTERS";
-    pub(in crate::kernel) const COSTS: &str = "COSTS";
+    pub(in crate::kernel) const COSTS: &str = ".bss"; // its only variable
     pub(in crate::kernel) const JUDGEMENTS: &str = "JUDGEMENTS";
     pub(in crate::kernel) const ENDPOINTS: &str = "ENDPOINTS";
     pub(in crate::kernel) const PORTS: &str = "PORTS";

@@ -281,18 +281,15 @@ impl RoomTable {
             if !self.begins_another_life(room, seen, m, decode, session) {
                 return Some(slot);
             }
-            let (incarnation, outcome) = (room.incarnation, ended(room));
+            let outcome = ended(room);
             self.close_room(slot, outcome, seen.at, out);
-            return self.open_room(m.room, incarnation + 1, seen.at, home, out);
+            return self.open_room(m.room, self.next_life(m.room), seen.at, home, out);
         }
-        let Some(tomb) = self.tombs.get(m.room) else {
-            return self.open_room(m.room, 0, seen.at, home, out);
-        };
-        if self.is_late(seen, m, decode, session) {
+        if self.tombs.get(m.room).is_some() && self.is_late(seen, m, decode, session) {
             self.tally.turned_away.late += 1;
             return None;
         }
-        self.open_room(m.room, tomb.incarnation + 1, seen.at, home, out)
+        self.open_room(m.room, self.next_life(m.room), seen.at, home, out)
     }
 
     /// Whether a METADATA for an open room means that the room ended unseen and its number is used again.
@@ -354,7 +351,7 @@ impl RoomTable {
         });
         let slot = if let Some(slot) = self.by_room.get(&m.room) {
             *slot
-        } else if self.tombs.get(m.room).is_some() {
+        } else if self.is_late_for(m.room, seen.at) {
             self.tally.turned_away.late += 1;
             return;
         } else {
@@ -362,7 +359,10 @@ impl RoomTable {
                 self.tally.turned_away.orphans += 1;
                 return;
             };
-            let Some(slot) = self.open_room(m.room, 0, seen.at, (seen.target, decode), out) else { return };
+            let life = self.next_life(m.room);
+            let Some(slot) = self.open_room(m.room, life, seen.at, (seen.target, decode), out) else {
+                return;
+            };
             if let Some(room) = self.rooms.get_mut(slot) {
                 room.completeness = completeness;
             }
@@ -507,7 +507,7 @@ impl RoomTable {
         if let Some(slot) = self.by_room.get(&m.room) {
             return Some(*slot);
         }
-        if self.tombs.get(m.room).is_some() {
+        if self.is_late_for(m.room, seen.at) {
             self.tally.turned_away.late += 1;
             return None;
         }
@@ -517,7 +517,8 @@ impl RoomTable {
             self.tally.turned_away.orphans += 1;
             return None;
         }
-        let slot = self.open_room(m.room, 0, seen.at, (NONE, seen.target), out)?;
+        let life = self.next_life(m.room);
+        let slot = self.open_room(m.room, life, seen.at, (NONE, seen.target), out)?;
         let (backend, releases) = self.learn_backend(seen, NONE);
         let room = self.rooms.get_mut(slot)?;
         room.completeness = Completeness::Preexisting;
@@ -551,7 +552,8 @@ impl RoomTable {
         let by_origin = |l: &Link| here(l) && l.prefill == origin && origin != NONE;
         let by_process =
             |l: &Link| here(l) && tgid.is_some() && of(l).and_then(|e| e.task).map(|t| t.tgid) == tgid;
-        let by_number = |l: &Link| fits(l) && m.prefill_rank.is_some() && of(l).and_then(|e| e.rank) == m.prefill_rank;
+        let by_number =
+            |l: &Link| fits(l) && m.prefill_rank.is_some() && of(l).and_then(|e| e.rank) == m.prefill_rank;
         let by_host = |l: &Link| fits(l) && of(l).is_some_and(|e| e.address.ip() == from);
         let links = &mut room.links;
         let sure = links.iter().position(by_process).or_else(|| links.iter().position(by_origin));
@@ -596,7 +598,7 @@ impl RoomTable {
 
     fn abort_ack(&mut self, seen: Seen<'_>, m: AbortAck, out: &mut Vec<Event>) {
         let Some(slot) = self.by_room.get(&m.room).copied() else {
-            self.count_stray(m.room);
+            self.count_stray(m.room, seen.at);
             return;
         };
         let Some(room) = self.rooms.get_mut(slot) else { return };
@@ -633,7 +635,7 @@ impl RoomTable {
     /// A message that only shows that the room moves.
     fn passing(&mut self, seen: Seen<'_>, room: u64, out: &mut Vec<Event>) {
         let Some(slot) = self.by_room.get(&room).copied() else {
-            self.count_stray(room);
+            self.count_stray(room, seen.at);
             return;
         };
         let origin = self.connections.get(seen.connection.socket).map_or(NONE, |k| k.origin);
@@ -642,8 +644,8 @@ impl RoomTable {
         self.settle(slot, seen.at, out);
     }
 
-    fn count_stray(&mut self, room: u64) {
-        if self.tombs.get(room).is_some() {
+    fn count_stray(&mut self, room: u64, at: Mono) {
+        if self.is_late_for(room, at) {
             self.tally.turned_away.late += 1;
         } else {
             self.tally.turned_away.orphans += 1;
@@ -736,7 +738,8 @@ fn unguess(links: &mut [Link], right: usize, wrong: usize) {
     let Some(w) = links.get_mut(wrong) else { return };
     let (heard, rank) = (w.heard, w.rank);
     let Some(r) = links.get_mut(right) else { return };
-    let (old_heard, old_rank) = (std::mem::replace(&mut r.heard, heard), std::mem::replace(&mut r.rank, rank));
+    let (old_heard, old_rank) =
+        (std::mem::replace(&mut r.heard, heard), std::mem::replace(&mut r.rank, rank));
     r.guessed = false;
     if let Some(w) = links.get_mut(wrong) {
         (w.heard, w.rank) = (old_heard, old_rank);

@@ -110,18 +110,17 @@ pub(crate) struct Tomb {
     pub(crate) closed_at: Mono,
 }
 
-/// Numbers of closed rooms, so that late messages open nothing and lives are counted.
+/// Numbers of closed rooms, so that late messages open nothing and lives are counted. The oldest make way.
 #[derive(Debug)]
 pub(crate) struct Tombs {
     by_room: HashMap<u64, Tomb>,
-    order: VecDeque<(u64, Mono)>,
+    order: VecDeque<(u64, u32)>,
     max: usize,
-    keep: u64,
 }
 
 impl Tombs {
-    pub(crate) fn new(max: usize, keep: u64) -> Self {
-        Self { by_room: HashMap::new(), order: VecDeque::new(), max, keep }
+    pub(crate) fn new(max: usize) -> Self {
+        Self { by_room: HashMap::new(), order: VecDeque::new(), max }
     }
 
     pub(crate) fn get(&self, room: u64) -> Option<Tomb> {
@@ -129,17 +128,14 @@ impl Tombs {
     }
 
     pub(crate) fn insert(&mut self, room: u64, tomb: Tomb) {
-        while let Some((old, at)) = self.order.front().copied() {
-            if self.order.len() < self.max && tomb.closed_at.since(at) < self.keep {
-                break;
-            }
-            self.order.pop_front();
+        if self.order.len() >= self.max
+            && let Some((old, incarnation)) = self.order.pop_front()
             // A number used again has a later entry: only the last one takes it away.
-            if self.by_room.get(&old).is_some_and(|t| t.closed_at == at) {
-                self.by_room.remove(&old);
-            }
+            && self.by_room.get(&old).is_some_and(|t| t.incarnation == incarnation)
+        {
+            self.by_room.remove(&old);
         }
         self.by_room.insert(room, tomb);
-        self.order.push_back((room, tomb.closed_at));
+        self.order.push_back((room, tomb.incarnation));
     }
 }

@@ -22,11 +22,12 @@ use crate::sglang::message::{Backend, KvPoll, Releases};
 use crate::verdict::facts::Limits;
 use crate::verdict::model::Class;
 
-/// Numbers of closed rooms remembered, so that late messages open nothing.
-const MAX_TOMBS: usize = 262_144;
+/// Numbers of closed rooms remembered, so that late messages open nothing: a minute at 2000 rooms/s.
+const MAX_TOMBS: usize = 131_072;
 
-/// How long a number is remembered: ABORT comes at most a waiting timeout after METADATA.
-const TOMB_FOR: u64 = 600 * SECOND;
+/// How long after its end a message can still be of the closed room: an ABORT comes at most a waiting timeout
+/// after METADATA.
+const LATE_FOR: u64 = 600 * SECOND;
 
 /// Rooms judged in one call of `tick` or `handle`; the rest is due in the next.
 const MAX_DUE: usize = 8192;
@@ -156,7 +157,7 @@ impl RoomTable {
             rooms: Slab::new(),
             by_room: HashMap::new(),
             closed: VecDeque::new(),
-            tombs: Tombs::new(MAX_TOMBS, TOMB_FOR),
+            tombs: Tombs::new(MAX_TOMBS),
             wheel: Wheel::new(),
             expendable: VecDeque::new(),
             groups: HashMap::new(),
@@ -415,6 +416,16 @@ impl RoomTable {
         if self.pinned.insert(slot) {
             *self.groups.entry(group).or_insert(0) += 1;
         }
+    }
+
+    /// Whether a message for this number, which no open room has, is one of its last room.
+    pub(crate) fn is_late_for(&self, room: u64, at: Mono) -> bool {
+        self.tombs.get(room).is_some_and(|t| at.since(t.closed_at) < LATE_FOR)
+    }
+
+    /// Which life of this number begins now.
+    pub(crate) fn next_life(&self, room: u64) -> u32 {
+        self.tombs.get(room).map_or(0, |t| t.incarnation.saturating_add(1))
     }
 
     pub(crate) fn count_state(&mut self, role: Role, state: KvPoll, more: bool) {

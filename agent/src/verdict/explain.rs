@@ -142,7 +142,8 @@ fn progress(f: &Facts, j: &Judgement, lines: &mut Vec<String>) {
     }
     if !f.ambiguous.is_empty() {
         let list: Vec<_> = f.ambiguous.iter().map(ToString::to_string).collect();
-        lines.push(format!("which of the prefill ranks at {} said what cannot be told here", list.join(", ")));
+        lines
+            .push(format!("which of the prefill ranks at {} said what cannot be told here", list.join(", ")));
     }
     if let Some(at) = f.failed_inside {
         lines.push(format!("a pipeline rank of prefill reported Failed at {} inside prefill", f.moment(at)));

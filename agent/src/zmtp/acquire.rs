@@ -159,11 +159,9 @@ pub(super) fn find_at_start(bytes: &[u8], grammar: &Grammar) -> Start {
 
 fn known_at(bytes: &[u8], at: usize, grammar: &Grammar) -> bool {
     let mut frames = Frames::new();
-    matches!(parse(bytes, at, &mut frames), Ok(Parsed::Message { total, .. })
-    if !matches!(
-        (grammar.recognise)(&Multipart::new(bytes, &frames, total)),
-        Recognition::No | Recognition::Weak
-    ))
+    let Ok(Parsed::Message { total, .. }) = parse(bytes, at, &mut frames) else { return false };
+    let found = (grammar.recognise)(&Multipart::new(bytes, &frames, total));
+    matches!(found, Recognition::Tagged | Recognition::Plain)
 }
 
 /// Whether an unfinished message at the call's first byte is worth following. Its first frame is short in

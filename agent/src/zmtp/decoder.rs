@@ -101,6 +101,9 @@ pub struct Decoder {
 /// No frame of a message that is still to prove the position is longer: 64 MiB, 16 million pages.
 const TRIAL_FRAME_MAX: u64 = 64 << 20;
 
+/// A trial is not doubted before so many bytes: REGISTER has up to 10 KiB.
+const TRIAL_PATIENCE: u64 = 16 << 10;
+
 /// Capacity that an idle decoder may keep: enough for any message but REGISTER.
 const STORE_IDLE: usize = 1024;
 
@@ -336,9 +339,10 @@ impl Decoder {
         on(Event::Acquired);
     }
 
-    /// A trial may hang in a body that is none. A whole known message at a call's start ends it.
+    /// A trial may hang in a body that is none. When it has lasted longer than any message but one with a
+    /// large index, a whole known message at a call's start ends it.
     fn leave_doubtful_trial(&mut self, bytes: &[u8], grammar: &Grammar) {
-        if self.on_trial() && matches!(acquire::find_at_start(bytes, grammar), Start::Sure(_)) {
+        if self.trial > TRIAL_PATIENCE && acquire::find_at_start(bytes, grammar) == Start::Sure(0) {
             self.lose();
         }
     }

@@ -26,7 +26,7 @@ use roomtrace::verdict::model::{Class, Confidence, Verdict};
 pub const START: u64 = 1_000_000 * SECOND;
 
 /// Which roles' hosts the agent is on.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sees {
     Prefill,
     Decode,

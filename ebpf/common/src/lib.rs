@@ -4,7 +4,6 @@
 //! `cargo xtask build-ebpf` (`--check` finds a stale object).
 #![no_std]
 
-
 /// Longest call whose bytes are shipped. libzmq reads and sends batches of messages in pieces of exactly this
 /// size (`in_batch_size`, `out_batch_size` in libzmq's `src/config.hpp`).
 pub const WHOLE: u32 = 8192;
@@ -22,7 +21,7 @@ pub const PREFIXES: usize = 8;
 pub const SAMPLE_EVERY: u64 = 128;
 
 /// CPUs that have their own cost slot; higher numbers share one (the counts are then approximate).
-pub const COST_SLOTS: usize = 512;
+pub const COST_SLOTS: usize = 128;
 
 /// [`Record::kind`].
 pub mod kind {
@@ -243,7 +242,7 @@ pub mod program {
     pub const FOUND: usize = 3;
     /// How many there are.
     pub const COUNT: usize = 4;
-    /// Their names in the object.
+    /// Their names in the object (which also has `rt_empty`, that does nothing, to measure against).
     pub const NAMES: [&str; COUNT] = ["rt_send", "rt_receive", "rt_state", "rt_found"];
 }
 
@@ -311,10 +310,10 @@ words! {
     #[allow(missing_docs, reason = "the names are the kernel's, `structure_member`")]
     pub struct Offsets {
         sk_family, sk_state, sk_num, sk_dport, sk_daddr, sk_rcv_saddr, sk_v6_daddr, sk_v6_rcv_saddr, sk_net,
-        sk_protocol, sk_err, sk_flags, sk_socket,
+        sk_protocol, sk_err, sk_flags, sk_socket, sk_bpf_storage,
         net_inum,
         socket_sk, socket_file,
-        tcp_write_seq, tcp_snd_una, tcp_copied_seq, tcp_rcv_nxt, tcp_bytes_acked, tcp_bytes_received,
+        tcp_sport, tcp_write_seq, tcp_snd_una, tcp_copied_seq, tcp_rcv_nxt, tcp_bytes_acked, tcp_bytes_received,
         task_flags, task_files, task_tgid, task_pid, task_comm, task_group_leader, task_cgroups,
         css_set_dfl_cgrp, cgroup_kn, kernfs_node_id,
         files_fdt, fdtable_max_fds, fdtable_fd,

@@ -14,12 +14,9 @@ pub struct Timer {
 impl Timer {
     #[inline(always)]
     pub fn start(program: usize) -> Self {
-        let Some(all) = COSTS.get_ptr_mut(0) else {
-            return Self { slot: core::ptr::null_mut(), begun: 0 };
-        };
         unsafe {
             let cpu = g::bpf_get_smp_processor_id() as usize & (COST_SLOTS - 1);
-            let slot = (&raw mut (*all)[cpu][program]).cast::<Cost>();
+            let slot = &raw mut COSTS[cpu][program];
             let runs = (*slot).runs + 1;
             (*slot).runs = runs;
             let begun = if runs & (SAMPLE_EVERY - 1) == 0 { g::bpf_ktime_get_ns() } else { 0 };
@@ -29,7 +26,7 @@ impl Timer {
 
     #[inline(always)]
     pub fn stop(self) {
-        if self.begun != 0 && !self.slot.is_null() {
+        if self.begun != 0 {
             unsafe {
                 (*self.slot).sampled += 1;
                 (*self.slot).nanos += g::bpf_ktime_get_ns() - self.begun;

@@ -55,14 +55,17 @@ unsafe fn reserve<const BODY: usize>() -> *mut Record {
     record
 }
 
-/// Hands a record over. User space is woken when the ring becomes a quarter full; below that its timer serves.
+/// Hands a record over. User space is woken when the ring is a quarter full, which every eighth record of a CPU
+/// looks at; below that its timer serves.
 #[inline(always)]
 unsafe fn submit(record: *mut Record) {
-    const CROSSING: u64 = 64 << 10;
-    let above = g::bpf_ringbuf_query(ring(), AVAIL_DATA).wrapping_sub(u64::from(setting!(wake_above)));
-    let wake = if above < CROSSING { FORCE_WAKEUP } else { NO_WAKEUP };
+    let mut wake = NO_WAKEUP;
+    if count(counter::RECORDS) & 7 == 0
+        && g::bpf_ringbuf_query(ring(), AVAIL_DATA) >= u64::from(setting!(wake_above))
+    {
+        wake = FORCE_WAKEUP;
+    }
     g::bpf_ringbuf_submit(record.cast(), wake);
-    count(counter::RECORDS);
 }
 
 #[inline(always)]
@@ -79,10 +82,10 @@ unsafe fn fill(record: *mut Record, sk: Sock, tcp: Tcp, cookie: u64, at: u64, wh
         }
         Who::Current => {
             flags |= flag::TASK;
-            let id = g::bpf_get_current_pid_tgid();
-            (*record).tgid = (id >> 32) as u32;
-            (*record).tid = id as u32;
-            (*record).cgroup = g::bpf_get_current_cgroup_id();
+            let task = Task::current();
+            (*record).tgid = task.tgid();
+            (*record).tid = task.pid();
+            (*record).cgroup = task.cgroup();
             g::bpf_get_current_comm((&raw mut (*record).comm).cast(), 16);
         }
         Who::Other(task) => {
@@ -103,7 +106,7 @@ unsafe fn fill(record: *mut Record, sk: Sock, tcp: Tcp, cookie: u64, at: u64, wh
         (&raw mut (*record).local).cast::<u32>().write_unaligned(sk.local_v4());
         (&raw mut (*record).peer).cast::<u32>().write_unaligned(sk.peer_v4());
     }
-    (*record).local_port = sk.local_port();
+    (*record).local_port = tcp.local_port(sk);
     (*record).peer_port = sk.peer_port();
     (*record).netns = sk.netns();
     (*record).write_seq = tcp.write_seq();

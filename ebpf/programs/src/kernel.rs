@@ -107,6 +107,12 @@ impl Sock {
         flags >> (setting!(at.sock_done_bit) & 63) & 1 != 0
     }
 
+    /// Whether any program has storage on it: one load, which spares most sockets the helper call.
+    #[inline(always)]
+    pub unsafe fn has_storage(self) -> bool {
+        load::<u64>(self.0, setting!(at.sk_bpf_storage)) != 0
+    }
+
     /// Inode number of its network namespace.
     #[inline(always)]
     pub unsafe fn netns(self) -> u32 {
@@ -138,6 +144,14 @@ impl Sock {
 pub struct Tcp(pub *const u8);
 
 impl Tcp {
+    /// This end's port. Not `skc_num`, which is zero again by the time the socket is closed; but that where this
+    /// is not set yet (a connect attempt without bind has neither).
+    #[inline(always)]
+    pub unsafe fn local_port(self, sk: Sock) -> u16 {
+        let port: u16 = load(self.0, setting!(at.tcp_sport));
+        if port == 0 { sk.local_port() } else { u16::from_be(port) }
+    }
+
     #[inline(always)]
     pub unsafe fn write_seq(self) -> u32 {
         load(self.0, setting!(at.tcp_write_seq))

@@ -5,7 +5,7 @@ use core::ptr;
 
 use aya_ebpf::helpers::generated as g;
 use aya_ebpf::macros::map;
-use aya_ebpf::maps::{Array, HashMap, LruHashMap, PerCpuArray, RingBuf};
+use aya_ebpf::maps::{HashMap, LruHashMap, PerCpuArray, RingBuf};
 use roomtrace_common::{COST_SLOTS, Cost, Endpoint, Settings, Socket, counter, mark, program, state};
 
 use crate::kernel::Sock;
@@ -28,9 +28,10 @@ pub static EVENTS: RingBuf = RingBuf::with_byte_size(8 << 20, 0);
 #[map]
 pub static COUNTERS: PerCpuArray<u64> = PerCpuArray::with_max_entries(counter::COUNT, 0);
 
-/// Own cost, one entry with a slot for each CPU.
-#[map]
-pub static COSTS: Array<[[Cost; program::COUNT]; COST_SLOTS]> = Array::with_max_entries(1, 0);
+/// Own cost, a slot for each CPU. A global and not a map: it needs no look-up.
+#[unsafe(no_mangle)]
+pub static mut COSTS: [[Cost; program::COUNT]; COST_SLOTS] =
+    [[Cost { runs: 0, sampled: 0, nanos: 0, pad: 0 }; program::COUNT]; COST_SLOTS];
 
 /// User space's answers by cookie. Least recently used: an answer for a socket that never calls again goes.
 #[map]
@@ -73,6 +74,9 @@ fn sockets() -> *mut c_void {
 /// What is remembered of `sk`; null: nothing.
 #[inline(always)]
 pub unsafe fn known(sk: Sock) -> *mut Socket {
+    if !sk.has_storage() {
+        return ptr::null_mut();
+    }
     g::bpf_sk_storage_get(sockets(), sk.0.cast_mut().cast(), ptr::null_mut(), 0).cast()
 }
 
@@ -114,10 +118,14 @@ pub unsafe fn leave(socket: *mut Socket) {
     }
 }
 
-/// Adds one to a counter.
+/// Adds one to this CPU's part of a counter; what it is then.
 #[inline(always)]
-pub fn count(index: u32) {
-    if let Some(value) = COUNTERS.get_ptr_mut(index) {
-        unsafe { *value += 1 };
+pub fn count(index: u32) -> u64 {
+    match COUNTERS.get_ptr_mut(index) {
+        Some(value) => unsafe {
+            *value += 1;
+            *value
+        },
+        None => 0,
     }
 }

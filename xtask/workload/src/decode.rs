@@ -82,7 +82,7 @@ pub(crate) fn run(
     shard: Option<(u16, u16)>,
     commands: &mpsc::Receiver<Command>,
 ) -> Result<()> {
-    let context = zmq::Context::new();
+    let context = net::context()?;
     let (pull, port) = net::bind_pull(&context, config.bind)?;
     pull.set_rcvtimeo(RECEIVE_TIMEOUT_MS)?;
     let kv = bind_kv(config, shard)?;
@@ -123,7 +123,7 @@ pub(crate) fn run(
         config,
         name,
         tables: &tables,
-        outbox: Outbox::new(Side::Decode),
+        outbox: Outbox::new(Side::Decode)?,
         peers: Vec::new(),
         registered: HashSet::new(),
         free_pages: pool_pages.saturating_sub(RESIDENT_PAGES),
@@ -267,16 +267,22 @@ impl Scheduler<'_> {
             scripted,
             batch,
         };
-        self.register(prefill);
+        self.register(prefill, batch > 1);
         lock(self.tables).status.update(room, KvPoll::WaitingForInput);
         self.saw(&mut receiver, KvPoll::WaitingForInput);
         self.prealloc.push_back(receiver);
     }
 
-    /// REGISTER, once per prefill engine.
-    fn register(&mut self, prefill: usize) {
-        if self.registered.insert(prefill) {
-            self.send(prefill, wire::register(self.config.engine, &self.name));
+    /// REGISTER, once per prefill engine; with a batch it goes out with the first one.
+    fn register(&mut self, prefill: usize, with_batch: bool) {
+        if !self.registered.insert(prefill) {
+            return;
+        }
+        let frames = wire::register(self.config.engine, &self.name);
+        if with_batch {
+            self.held.push((prefill, frames));
+        } else {
+            self.send(prefill, frames);
         }
     }
 
@@ -343,9 +349,10 @@ impl Scheduler<'_> {
             self.free_pages -= u64::from(receiver.pages);
             self.ask(receiver);
         }
+        // The first batch has REGISTER with it.
         let wanted = self.transfer.last().map_or(0, |receiver| receiver.batch);
         let late = self.held_since.is_some_and(|since| since.elapsed() >= HOLD);
-        if late || self.held.len() >= wanted.max(1) as usize {
+        if late || self.held.len() > wanted as usize {
             self.send_held();
         }
     }

@@ -18,7 +18,7 @@ use crate::rank::{self, Command, Event, RANK_VARIABLE, RankConfig, RoomReport, S
 use crate::status::KvPoll;
 
 /// How long a rank may take to start, and to tell all its rooms.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_mins(1);
 
 /// A rank process.
 pub(crate) struct Rank {
@@ -192,13 +192,30 @@ impl Drop for Rank {
 
 /// One life of a room as the driver began it.
 pub(crate) struct Room {
-    pub room: u64,
+    pub number: u64,
     pub scenario: &'static str,
     pub begun: u64,
     /// Index of the prefill rank.
     pub prefill: usize,
     /// Indexes of the decode ranks.
     pub decodes: Vec<usize>,
+}
+
+/// Files by which others and the workload wait for each other.
+#[derive(Clone, Debug)]
+pub(crate) struct Files {
+    /// Written when the connections are open.
+    pub ready: Option<PathBuf>,
+    /// The load waits for it.
+    pub go: Option<PathBuf>,
+    /// The end of the processes waits for it.
+    pub linger: Option<PathBuf>,
+}
+
+fn wait_for(file: Option<&Path>) {
+    while file.is_some_and(|path| !path.exists()) {
+        std::thread::sleep(Duration::from_millis(20));
+    }
 }
 
 /// Where results go.
@@ -241,7 +258,7 @@ impl Output {
     ///
     /// # Errors
     /// When a file cannot be written.
-    pub(crate) fn ready(&mut self, ranks: &[Rank], ready: Option<&Path>, go: Option<&Path>) -> Result<()> {
+    pub(crate) fn ready(&mut self, ranks: &[Rank], files: &Files) -> Result<()> {
         let procs: Vec<Value> = ranks
             .iter()
             .map(|rank| {
@@ -253,24 +270,22 @@ impl Output {
         let value = json!({"driver": std::process::id(), "truth": self.dir.join("truth.jsonl"), "rank_ports": ports, "procs": procs});
         self.put("ready", value.clone())?;
         self.truth.flush()?;
-        if let Some(path) = ready {
+        if let Some(path) = &files.ready {
             // Written whole or not at all: others wait for it.
             let draft = path.with_extension("part");
             std::fs::write(&draft, value.to_string())
                 .with_context(|| format!("write {}", draft.display()))?;
             std::fs::rename(&draft, path)?;
         }
-        while go.is_some_and(|path| !path.exists()) {
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        wait_for(files.go.as_deref());
         self.put("load_begin", json!({}))
     }
 
-    /// Asks every rank, works out what is right to say of each room, and writes it all down.
+    /// Asks every rank, works out what is right to say of each room, writes it all down and prints the sums.
     ///
     /// # Errors
     /// When a rank does not answer or a file cannot be written.
-    pub(crate) fn finish(mut self, ranks: &mut [Rank], rooms: &[Room]) -> Result<Summary> {
+    pub(crate) fn finish(mut self, ranks: &mut [Rank], rooms: &[Room], files: &Files) -> Result<Summary> {
         self.put("load_end", json!({}))?;
         for rank in ranks.iter_mut().filter(|rank| rank.alive) {
             rank.report()?;
@@ -278,16 +293,16 @@ impl Output {
             self.put("engine", state)?;
         }
         let mut summary = Summary::default();
-        let mut rules: BTreeMap<&str, Expected> = BTreeMap::new();
+        let mut rules: BTreeMap<&str, Rule> = BTreeMap::new();
         for room in rooms {
             let Some(rank) = ranks.get(room.prefill) else { continue };
-            let prefill = rank.side(room.room, room.begun);
+            let prefill = rank.side(room.number, room.begun);
             let told_on_wire = rank.config.engine.tells_success();
             let decodes: Vec<Side> = room
                 .decodes
                 .iter()
                 .filter_map(|i| ranks.get(*i))
-                .map(|r| r.side(room.room, room.begun))
+                .map(|r| r.side(room.number, room.begun))
                 .collect();
             let label = label(&prefill, &decodes, told_on_wire);
             let expected = expect::expected(&prefill, &decodes);
@@ -296,17 +311,19 @@ impl Output {
                 self.put_expected(room, &expected)?;
             }
             *summary.labels.entry(label).or_default() += 1;
-            merge(&mut rules, room.scenario, &expected);
+            let rule = rules.entry(room.scenario).or_insert_with(Rule::new);
+            rule.add(&expected, label == SUCCESS_OFF_WIRE);
         }
         self.put("run_end", json!({}))?;
         self.truth.flush().context("write the truth file")?;
-        let rules: BTreeMap<_, _> = rules.iter().map(|(scenario, rule)| (*scenario, rule)).collect();
         std::fs::write(self.dir.join("expect.json"), serde_json::to_string_pretty(&rules)?)?;
+        println!("{}", summary.line());
+        wait_for(files.linger.as_deref());
         Ok(summary)
     }
 
     fn put_expected(&mut self, room: &Room, expected: &Expected) -> Result<()> {
-        writeln!(self.truth, "{}", expected.line(room.room, room.scenario)).context("write the truth file")
+        writeln!(self.truth, "{}", expected.line(room.number, room.scenario)).context("write the truth file")
     }
 }
 
@@ -325,8 +342,10 @@ impl Summary {
     }
 }
 
-/// How a room's life is called in the truth file. `success_off_wire`: both sides succeeded and no TCP byte says so
-/// (NIXL before 0.5.23).
+/// Label of a room that succeeded on both sides with no TCP byte that says so (NIXL before 0.5.23).
+const SUCCESS_OFF_WIRE: &str = "success_off_wire";
+
+/// How a room's life is called in the truth file.
 fn label(prefill: &Side, decodes: &[Side], told_on_wire: bool) -> &'static str {
     let sides = || std::iter::once(prefill).chain(decodes).filter(|side| side.report.is_some());
     let ended =
@@ -334,7 +353,7 @@ fn label(prefill: &Side, decodes: &[Side], told_on_wire: bool) -> &'static str {
     if sides().any(Side::open) {
         "pinned"
     } else if sides().all(ended(KvPoll::Success)) {
-        if told_on_wire { "success" } else { "success_off_wire" }
+        if told_on_wire { "success" } else { SUCCESS_OFF_WIRE }
     } else if sides().any(ended(KvPoll::Success)) {
         "split"
     } else if sides().any(ended(KvPoll::Failed)) {
@@ -370,16 +389,31 @@ fn room_line(room: &Room, label: &str, prefill: &Side, decodes: &[Side]) -> Valu
             .map(|side| side.name.as_str())
             .collect()
     };
-    json!({"room": room.room, "scenario": room.scenario, "label": label, "begin_rt": room.begun,
+    json!({"room": room.number, "scenario": room.scenario, "label": label, "begin_rt": room.begun,
            "pinned_sides": names(Side::open), "dead_sides": names(|side| !side.alive), "sides": sides})
 }
 
-/// The rule of a scenario allows what any of its rooms allows.
-fn merge(rules: &mut BTreeMap<&'static str, Expected>, scenario: &'static str, new: &Expected) {
-    let rule = rules.entry(scenario).or_insert_with(|| new.clone());
-    rule.pin = rule.pin.max(new.pin);
-    for (to, from) in [(&mut rule.class, &new.class), (&mut rule.owed, &new.owed)] {
-        to.extend(from.iter().filter(|name| !to.contains(name)).copied().collect::<Vec<_>>());
+/// What a scoring script is to hold the rooms of a scenario to: it allows what any of them allows.
+#[derive(serde::Serialize)]
+struct Rule {
+    pin: Pin,
+    class: Vec<&'static str>,
+    owed: Vec<&'static str>,
+    /// A room need not be mentioned: its end is not on the wire.
+    silent: bool,
+}
+
+impl Rule {
+    fn new() -> Self {
+        Self { pin: Pin::Never, class: Vec::new(), owed: Vec::new(), silent: false }
+    }
+
+    fn add(&mut self, room: &Expected, silent: bool) {
+        self.pin = self.pin.max(room.pin);
+        self.silent |= silent;
+        for (to, from) in [(&mut self.class, &room.class), (&mut self.owed, &room.owed)] {
+            to.extend(from.iter().filter(|name| !to.contains(name)).copied().collect::<Vec<_>>());
+        }
     }
 }
 
@@ -407,7 +441,7 @@ pub(crate) fn stream(
     let room = |n| {
         let (prefill, decode) = stream.route(n);
         Room {
-            room: stream.room(n),
+            number: stream.room(n),
             scenario,
             begun: stream.due(n),
             prefill: prefills.get(index(prefill)).copied().unwrap_or(usize::MAX),

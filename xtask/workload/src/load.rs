@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 
-use crate::driver::{self, Output, Place, Rank};
+use crate::driver::{self, Files, Output, Place, Rank};
 use crate::rank::{Command, RankConfig, RoleConfig, Stream, now};
 use crate::wire::Engine;
 
@@ -27,15 +27,14 @@ pub(crate) struct Plan {
     pub move_kv: bool,
     /// How long rooms may take to end after the last has begun.
     pub patience: Duration,
-    pub ready: Option<PathBuf>,
-    pub go: Option<PathBuf>,
+    pub files: Files,
 }
 
-/// Runs it and returns how the rooms ended, in one line.
+/// Runs it and prints how the rooms ended, in one line.
 ///
 /// # Errors
 /// When a rank does not come up or answer, or when not every room succeeded: the machine could not keep up.
-pub(crate) fn run(plan: &Plan) -> Result<String> {
+pub(crate) fn run(plan: &Plan) -> Result<()> {
     let mut output = Output::new(&plan.out)?;
     let mut ranks = start(plan, &output)?;
     let prefills: Vec<usize> = (0..plan.prefills).collect();
@@ -61,7 +60,7 @@ pub(crate) fn run(plan: &Plan) -> Result<String> {
         rooms.extend(driver::stream(&mut ranks, "warmup", &prefills, &decodes, &warm)?);
         std::thread::sleep(Duration::from_millis(300 + count));
     }
-    output.ready(&ranks, plan.ready.as_deref(), plan.go.as_deref())?;
+    output.ready(&ranks, &plan.files)?;
     rooms.extend(driver::stream(
         &mut ranks,
         "healthy",
@@ -70,12 +69,12 @@ pub(crate) fn run(plan: &Plan) -> Result<String> {
         &stream(plan.seed, plan.rooms, gap_ns),
     )?);
     std::thread::sleep(Duration::from_nanos(gap_ns.saturating_mul(plan.rooms)) + plan.patience);
-    let summary = output.finish(&mut ranks, &rooms)?;
+    let summary = output.finish(&mut ranks, &rooms, &plan.files)?;
     let well = if plan.engine.tells_success() { "success" } else { "success_off_wire" };
     if summary.labels.keys().any(|label| *label != well) {
         bail!("not every room succeeded, the machine may be too slow for this rate: {}", summary.line());
     }
-    Ok(summary.line())
+    Ok(())
 }
 
 fn start(plan: &Plan, output: &Output) -> Result<Vec<Rank>> {

@@ -25,7 +25,7 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use driver::Place;
+use driver::{Files, Place};
 use wire::Engine;
 
 /// Prefill and decode ranks of SGLang, as separate processes over the real libzmq.
@@ -35,6 +35,7 @@ use wire::Engine;
 /// A `room` line has room, scenario, label (success, success_off_wire, failed, split, pinned, dead), pinned_sides
 /// and per side last, terminal, open_ms, reason, queue, alive. An `expected` line stands for every room that may or
 /// must be called pinned: pin, class, owed, max_confidence, why; all others must not.
+#[allow(clippy::doc_markdown, reason = "shown by --help as it stands")]
 #[derive(Parser)]
 #[command(name = "pd-workload", verbatim_doc_comment)]
 struct Arguments {
@@ -94,7 +95,7 @@ enum Mode {
         #[arg(long, default_value_t = 3)]
         patience: u64,
     },
-    /// STATUS messages at a fixed pace, each a send of its own, for counting what a capture loses.
+    /// STATUS messages at a fixed rate, nearly each a send of its own, for counting what a capture loses.
     Raw {
         #[command(flatten)]
         common: Common,
@@ -105,7 +106,7 @@ enum Mode {
         #[arg(long, default_value_t = 30)]
         duration: u64,
         /// Connections that they go over in turn.
-        #[arg(long, default_value_t = 8)]
+        #[arg(long, default_value_t = 64)]
         connections: u16,
     },
 }
@@ -121,7 +122,10 @@ struct Common {
     /// The load begins only when this file exists: attach in between.
     #[arg(long)]
     wait_file: Option<PathBuf>,
-    /// Addresses: 127.0.0.1, ::1, or PULL sockets on :: that peers reach as 127.0.0.1 (v4-mapped at one end).
+    /// When all results are written, keep the processes until this file exists: their end is an event too.
+    #[arg(long)]
+    linger_file: Option<PathBuf>,
+    /// Loopback over IPv4, over IPv6, or IPv6 sockets that peers reach over IPv4 (v4-mapped at one end).
     #[arg(long, value_enum, default_value = "v4")]
     family: Family,
     /// The same as --family v6.
@@ -143,6 +147,10 @@ enum Family {
 }
 
 impl Common {
+    fn files(&self) -> Files {
+        Files { ready: self.ready_file.clone(), go: self.wait_file.clone(), linger: self.linger_file.clone() }
+    }
+
     fn place(&self) -> Place {
         let (v4, v6) = (IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST));
         match (self.address, self.family) {
@@ -160,16 +168,15 @@ fn main() -> Result<()> {
         Ok(_) => return rank::run(),
         Err(_) => {}
     }
-    let line = match Arguments::parse().mode {
+    match Arguments::parse().mode {
         Mode::Demo { common, rate, hold } => scenario::run(&scenario::Plan {
             place: common.place(),
+            files: common.files(),
             out: common.out,
             seed: common.seed,
             rate,
             hold: Duration::from_secs(hold),
-            ready: common.ready_file,
-            go: common.wait_file,
-        })?,
+        }),
         Mode::Load {
             common,
             engine,
@@ -190,6 +197,7 @@ fn main() -> Result<()> {
             );
             load::run(&load::Plan {
                 place: common.place(),
+                files: common.files(),
                 out: common.out,
                 seed: common.seed,
                 engine,
@@ -202,16 +210,18 @@ fn main() -> Result<()> {
                 batch,
                 move_kv: !no_kv,
                 patience: Duration::from_secs(patience),
-                ready: common.ready_file,
-                go: common.wait_file,
-            })?
+            })
         }
         Mode::Raw { common, rate, duration, connections } => {
             ensure!(connections > 0 && rate > 0, "--connections and --rate must be above 0");
-            let files = (common.ready_file.as_deref(), common.wait_file.as_deref());
-            raw::run(common.place(), rate, Duration::from_secs(duration), connections, &common.out, files)?
+            raw::run(
+                common.place(),
+                rate,
+                Duration::from_secs(duration),
+                connections,
+                &common.out,
+                &common.files(),
+            )
         }
-    };
-    println!("{line}");
-    Ok(())
+    }
 }

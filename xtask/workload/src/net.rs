@@ -1,4 +1,4 @@
-//! The ZeroMQ sockets of a rank, with the options that SGLang sets.
+//! The ZMQ sockets of a rank, with the options that SGLang sets.
 //!
 //! Source: `common/conn.py` 0.5.17–0.5.23, `_connect` of both sides. Sockets are opened at the first message and
 //! kept; nothing here knows what the messages say.
@@ -20,6 +20,30 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// `tcp://` endpoint, IPv6 in brackets.
 pub(crate) fn endpoint(ip: &str, port: impl std::fmt::Display) -> String {
     if ip.contains(':') { format!("tcp://[{ip}]:{port}") } else { format!("tcp://{ip}:{port}") }
+}
+
+/// A context whose threads carry libzmq's own names. Debian's build of the library does not set them, the one that
+/// `PyZMQ` brings along does: an engine's control traffic runs in threads called `ZMQbg/IO/0`.
+///
+/// # Errors
+/// When no socket can be made.
+pub(crate) fn context() -> Result<zmq::Context> {
+    let before = threads();
+    let context = zmq::Context::new();
+    // The first socket starts the threads: the reaper, then the I/O thread.
+    drop(context.socket(zmq::PAIR)?);
+    let mut new: Vec<u32> = threads().into_iter().filter(|tid| !before.contains(tid)).collect();
+    new.sort_unstable();
+    for (tid, name) in new.into_iter().zip(["ZMQbg/Reaper", "ZMQbg/IO/0"]) {
+        // A name is not worth failing for.
+        let _ = std::fs::write(format!("/proc/self/task/{tid}/comm"), name);
+    }
+    Ok(context)
+}
+
+fn threads() -> Vec<u32> {
+    let tasks = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
+    tasks.filter_map(|task| task.file_name().to_str()?.parse().ok()).collect()
 }
 
 /// Binds the PULL socket of a rank to a port of the system's choice and returns it with that port.
@@ -62,13 +86,11 @@ pub(crate) struct Outbox {
 
 impl Outbox {
     /// None is opened yet.
-    pub(crate) fn new(side: Side) -> Self {
-        Self {
-            side,
-            context: zmq::Context::new(),
-            peers: Mutex::new(HashMap::new()),
-            opened: AtomicUsize::new(0),
-        }
+    ///
+    /// # Errors
+    /// When libzmq gives no context.
+    pub(crate) fn new(side: Side) -> Result<Self> {
+        Ok(Self { side, context: context()?, peers: Mutex::new(HashMap::new()), opened: AtomicUsize::new(0) })
     }
 
     /// Hands a message to libzmq, opening the connection first if need be.

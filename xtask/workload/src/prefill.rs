@@ -320,7 +320,7 @@ pub(crate) fn run(
     optimistic: u32,
     commands: &mpsc::Receiver<Command>,
 ) -> Result<()> {
-    let context = zmq::Context::new();
+    let context = net::context()?;
     let (pull, port) = net::bind_pull(&context, config.bind)?;
     let (queues, receivers): (Vec<_>, Vec<_>) = (0..workers.max(1)).map(|_| mpsc::channel()).unzip();
     let manager = Arc::new(Manager {
@@ -338,7 +338,7 @@ pub(crate) fn run(
             acks: HashMap::new(),
             ignored_aborts: HashSet::new(),
         }),
-        outbox: Outbox::new(Side::Prefill),
+        outbox: Outbox::new(Side::Prefill)?,
         workers: queues
             .into_iter()
             .map(|queue| Worker {
@@ -492,12 +492,11 @@ impl Scheduler<'_> {
                 KvPoll::Bootstrapping => {}
                 _ => self.compute(request),
             },
+            Queue::Waiting if request.ready_at.is_none_or(|at| Instant::now() < at) => {}
             Queue::Waiting => {
-                if request.ready_at.is_some_and(|at| Instant::now() >= at) {
-                    request.report.queue = Queue::Inflight;
-                    if !request.pending {
-                        self.manager.hand_over(room);
-                    }
+                request.report.queue = Queue::Inflight;
+                if !request.pending {
+                    self.manager.hand_over(room);
                 }
             }
             _ if request.pending => match polled {

@@ -1,5 +1,6 @@
-//! Control sends at a fixed pace and nothing else: one process of PUSH sockets, one of PULL sockets, a small STATUS a
-//! send, each handed over only when the one before is gone, so that libzmq makes a system call of each.
+//! Control sends at a fixed rate and nothing else: one process of PUSH sockets, one of PULL sockets, a small STATUS a
+//! send. libzmq puts what waits on one connection into one call, so the messages take turns over many connections:
+//! then nearly every one is a system call of its own.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::IpAddr;
@@ -11,15 +12,17 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use serde_json::json;
 
-use crate::driver::{Output, Place};
+use crate::driver::{Files, Output, Place};
 use crate::net::{self, Outbox, Side};
 use crate::rank::RANK_VARIABLE;
 use crate::wire::{self, Engine};
 
+/// How often messages are handed over.
+const TICK: Duration = Duration::from_millis(1);
 /// Value of the rank variable that makes a receiver: followed by address and number of sockets.
 pub(crate) const RECEIVER: &str = "raw-receiver";
 
-/// Sends `rate` messages a second for `duration` over `connections` connections; returns a line with the counts.
+/// Sends `rate` messages a second for `duration` over `connections` connections; prints the counts.
 ///
 /// # Errors
 /// When the receiver does not come up, or has not got every message.
@@ -29,8 +32,8 @@ pub(crate) fn run(
     duration: Duration,
     connections: u16,
     out: &Path,
-    files: (Option<&Path>, Option<&Path>),
-) -> Result<String> {
+    files: &Files,
+) -> Result<()> {
     let mut output = Output::new(out)?;
     std::fs::write("/proc/self/comm", "sglang::scheduler").context("set the process name")?;
     let mut child = Command::new(std::env::current_exe()?)
@@ -44,7 +47,7 @@ pub(crate) fn run(
     let mut lines = BufReader::new(child.stdout.take().context("a receiver without output")?).lines();
     let first = lines.next().context("the receiver did not come up")??;
     let ports: Vec<u16> = serde_json::from_str(&first).context("the receiver's ports")?;
-    let outbox = Outbox::new(Side::Prefill);
+    let outbox = Outbox::new(Side::Prefill)?;
     let ip = place.advertise.to_string();
     let send = |n: u64| {
         let port = usize::try_from(n).ok().and_then(|n| ports.get(n % ports.len().max(1)));
@@ -56,21 +59,18 @@ pub(crate) fn run(
     }
     std::thread::sleep(Duration::from_millis(300));
     output.put("raw", json!({"rank_ports": ports, "pid": std::process::id(), "receiver": child.id()}))?;
-    output.ready(&[], files.0, files.1)?;
+    output.ready(&[], files)?;
     let total = u64::from(rate) * duration.as_secs();
-    let gap = Duration::from_secs(1) / rate.max(1);
     let begun = Instant::now();
-    for n in 0..total {
-        let due = gap.saturating_mul(u32::try_from(n).unwrap_or(u32::MAX));
-        // Short sleeps are too coarse on many kernels; a message late by less than a gap is sent at once.
-        while let Some(early) = due.checked_sub(begun.elapsed()) {
-            if early > Duration::from_micros(200) {
-                std::thread::sleep(early / 2);
-            } else {
-                std::hint::spin_loop();
-            }
+    let mut sent = 0;
+    while sent < total {
+        std::thread::sleep(TICK);
+        let due = begun.elapsed().as_nanos().saturating_mul(u128::from(rate)) / 1_000_000_000;
+        let due = u64::try_from(due).unwrap_or(total).min(total);
+        for n in sent..due {
+            send(n + u64::from(connections))?;
         }
-        send(n + u64::from(connections))?;
+        sent = due;
     }
     let took = begun.elapsed();
     std::thread::sleep(Duration::from_millis(500));
@@ -83,11 +83,9 @@ pub(crate) fn run(
     if got != sent {
         bail!("sent {sent}, received {got}");
     }
-    Ok(format!(
-        "sent {sent} messages in {:.1} s ({:.0}/s), all received",
-        took.as_secs_f64(),
-        f64::from(rate)
-    ))
+    let seconds = took.as_secs_f64();
+    println!("sent {sent} messages in {seconds:.1} s, {rate}/s asked for, all received");
+    Ok(())
 }
 
 /// The receiver's process.
@@ -99,7 +97,7 @@ pub(crate) fn receive(arguments: &str) -> Result<()> {
     let bind: IpAddr = words.next().context("address")?.parse()?;
     let connections: usize = words.next().context("number")?.parse()?;
     std::fs::write("/proc/self/comm", "sglang::scheduler").context("set the process name")?;
-    let context = zmq::Context::new();
+    let context = net::context()?;
     let mut ports = Vec::new();
     let mut counters = Vec::new();
     let end = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));

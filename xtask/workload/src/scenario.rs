@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
-use crate::driver::{self, Output, Place, Rank, Room};
+use crate::driver::{self, Files, Output, Place, Rank, Room};
 use crate::rank::{Command, RankConfig, RoleConfig, Stream, now};
 use crate::status::KvPoll;
 use crate::wire::Engine;
@@ -39,8 +39,7 @@ pub(crate) struct Plan {
     pub rate: u32,
     /// How long the run goes on after the last fault.
     pub hold: Duration,
-    pub ready: Option<PathBuf>,
-    pub go: Option<PathBuf>,
+    pub files: Files,
 }
 
 /// Indexes of the ranks.
@@ -60,11 +59,11 @@ struct Script<'a> {
     next: u64,
 }
 
-/// Runs it and returns how the rooms ended, in one line.
+/// Runs it and prints how the rooms ended, in one line.
 ///
 /// # Errors
 /// When a rank does not come up, dies unasked or does not answer.
-pub(crate) fn run(plan: &Plan) -> Result<String> {
+pub(crate) fn run(plan: &Plan) -> Result<()> {
     let mut output = Output::new(&plan.out)?;
     let mut ranks = start(plan, &output)?;
     let mut script = Script {
@@ -74,7 +73,7 @@ pub(crate) fn run(plan: &Plan) -> Result<String> {
         next: 0,
     };
     script.warm_up(plan)?;
-    output.ready(script.ranks, plan.ready.as_deref(), plan.go.as_deref())?;
+    output.ready(script.ranks, &plan.files)?;
     let begun = Instant::now();
     script.healthy(plan)?;
     script.request("slow", PREFILL, &[STEADY], LONG_PAGES, LONG_COMPUTE_MS)?;
@@ -82,7 +81,8 @@ pub(crate) fn run(plan: &Plan) -> Result<String> {
     script.faults()?;
     std::thread::sleep(plan.hold);
     let rooms = std::mem::take(&mut script.rooms);
-    Ok(output.finish(&mut ranks, &rooms)?.line())
+    output.finish(&mut ranks, &rooms, &plan.files)?;
+    Ok(())
 }
 
 fn start(plan: &Plan, output: &Output) -> Result<Vec<Rank>> {
@@ -164,7 +164,8 @@ impl Script<'_> {
     fn warm_up(&mut self, plan: &Plan) -> Result<()> {
         for (salt, (prefill, decodes)) in (100..).zip(Self::engines()) {
             let stream = Stream { count: 2, gap_ns: 5_000_000, ..ordinary(plan, salt, 1) };
-            self.rooms.extend(driver::stream(self.ranks, "warmup", &[prefill], &[decodes], &stream)?);
+            let scenario = if prefill == NIXL_PREFILL { "warmup_nixl" } else { "warmup" };
+            self.rooms.extend(driver::stream(self.ranks, scenario, &[prefill], &[decodes], &stream)?);
         }
         std::thread::sleep(Duration::from_millis(500));
         Ok(())
@@ -176,14 +177,15 @@ impl Script<'_> {
         let seconds = [whole, whole, 2, 2, 2];
         for (salt, ((prefill, decodes), seconds)) in (1..).zip(Self::engines().into_iter().zip(seconds)) {
             let stream = ordinary(plan, salt, seconds);
-            self.rooms.extend(driver::stream(self.ranks, "healthy", &[prefill], &[decodes], &stream)?);
+            let scenario = if prefill == NIXL_PREFILL { "healthy_nixl" } else { "healthy" };
+            self.rooms.extend(driver::stream(self.ranks, scenario, &[prefill], &[decodes], &stream)?);
         }
         Ok(())
     }
 
     fn begin(&mut self, scenario: &'static str, prefill: usize, decodes: &[usize]) -> u64 {
         let room = self.number();
-        self.rooms.push(Room { room, scenario, begun: now(), prefill, decodes: decodes.to_vec() });
+        self.rooms.push(Room { number: room, scenario, begun: now(), prefill, decodes: decodes.to_vec() });
         room
     }
 

@@ -1,4 +1,4 @@
-//! KVPoll states and the table of them, with the rules of each engine release. Pure.
+//! `KVPoll` states and the table of them, with the rules of each engine release. Pure.
 //!
 //! Source: `base/conn.py` (values) and `update_status` / `check_status` of `common/conn.py` and `nixl/conn.py`.
 
@@ -55,7 +55,7 @@ impl StatusTable {
         self.rooms.get(&room).copied()
     }
 
-    /// What a sender's `poll` reads. An absent room reads WaitingForInput with NIXL before 0.5.22, so that a room
+    /// What a sender's `poll` reads. An absent room reads `WaitingForInput` with NIXL before 0.5.22, so that a room
     /// already cleared looks alive, and Failed from 0.5.22 on.
     pub(crate) fn check(&self, room: u64) -> KvPoll {
         self.entry(room).unwrap_or(if self.engine.nixl() { KvPoll::WaitingForInput } else { KvPoll::Failed })

@@ -81,6 +81,7 @@ pub(crate) struct Metadata {
     pub required: u32,
 }
 
+#[allow(clippy::needless_pass_by_value, reason = "numbers, mostly")]
 fn text(value: impl ToString) -> Vec<u8> {
     value.to_string().into_bytes()
 }

@@ -1,0 +1,119 @@
+//! What the kernel programs cost, from the kernel's own statistics (`BPF_ENABLE_STATS`): a send on a connection
+//! that is not watched against an empty program on the same hook, and a captured send and receive of 100 bytes.
+//!
+//! Needs root. Prints one JSON object; `cargo xtask bench` reads it.
+#![allow(
+    clippy::print_stdout,
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    clippy::cast_precision_loss,
+    reason = "a measuring tool"
+)]
+
+use std::io::{Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
+use std::time::Duration;
+
+use aya::programs::{BtfTracePoint, loaded_programs};
+use aya::sys::{Stats, enable_stats};
+use aya::{Btf, EbpfLoader, include_bytes_aligned};
+use roomtrace::kernel::{Capture, CaptureConfig};
+
+static OBJECT: &[u8] = include_bytes_aligned!("../../ebpf/roomtrace.bpf.o");
+const CALLS: u32 = 100_000;
+const ROUNDS: usize = 5;
+
+fn main() -> anyhow::Result<()> {
+    let _statistics = enable_stats(Stats::RunTime)?;
+    // One after the other, so that neither warms the caches for the other.
+    let empty = least(&empty()?);
+    let mut capture = Capture::start(&CaptureConfig::default())?;
+    let mut foreign = pair(b"GET / HTTP/1.1\r\n")?;
+    let mut zmtp = pair(b"\xff\0\0\0\0\0\0\0\0\x7f\x03")?;
+    let mut unrelated = Vec::new();
+    let mut captured = Vec::new();
+    // The best of several rounds: other work on the machine only ever adds.
+    for _ in 0..ROUNDS {
+        let [_, send, _] = per_run(|| run(&mut foreign, &mut || ()));
+        unrelated.push(send);
+        let [_, send, receive] = per_run(|| {
+            run(&mut zmtp, &mut || {
+                capture.drain(usize::MAX, &mut |_| ());
+            });
+        });
+        captured.push((send, receive));
+    }
+    let sends: Vec<f64> = captured.iter().map(|c| c.0).collect();
+    let receives: Vec<f64> = captured.iter().map(|c| c.1).collect();
+    let both: Vec<f64> = captured.iter().map(|c| c.0 + c.1).collect();
+    let counters = capture.counters()?;
+    println!(
+        "{{\"calls_per_round\":{CALLS},\"rounds\":{ROUNDS},\"empty_ns\":{:.1},\"unrelated_send_above_empty_ns\":{:.1},\
+         \"captured_send_ns\":{:.1},\"captured_receive_ns\":{:.1},\"captured_send_and_receive_ns\":{:.1},\
+         \"records\":{},\"ring_full\":{}}}",
+        empty,
+        least(&unrelated) - empty,
+        least(&sends),
+        least(&receives),
+        least(&both),
+        counters.records,
+        counters.ring_full,
+    );
+    Ok(())
+}
+
+fn least(values: &[f64]) -> f64 {
+    values.iter().copied().fold(f64::INFINITY, f64::min)
+}
+
+/// Nanoseconds per run of a program that does nothing.
+fn empty() -> anyhow::Result<Vec<f64>> {
+    let mut ebpf = EbpfLoader::new().load(OBJECT)?;
+    let program: &mut BtfTracePoint = ebpf.program_mut("rt_empty").unwrap().try_into()?;
+    program.load("sock_send_length", &Btf::from_sys_fs()?)?;
+    program.attach()?;
+    let mut connection = pair(b"GET / HTTP/1.1\r\n")?;
+    Ok((0..ROUNDS).map(|_| per_run(|| run(&mut connection, &mut || ()))[0]).collect())
+}
+
+/// Nanoseconds per run of `rt_empty`, `rt_send`, `rt_receive` during `work`.
+fn per_run(work: impl FnOnce()) -> [f64; 3] {
+    let before = totals();
+    work();
+    let after = totals();
+    std::array::from_fn(|n| {
+        let (time, runs) = (after[n].0 - before[n].0, after[n].1 - before[n].1);
+        time.as_nanos() as f64 / runs as f64
+    })
+}
+
+fn totals() -> [(Duration, u64); 3] {
+    let all: Vec<_> = loaded_programs().filter_map(Result::ok).collect();
+    ["rt_empty", "rt_send", "rt_receive"].map(|name| {
+        all.iter()
+            .filter(|p| p.name_as_str() == Some(name))
+            .fold((Duration::ZERO, 0), |sum, p| (sum.0 + p.run_time(), sum.1 + p.run_count()))
+    })
+}
+
+fn run((a, b): &mut (TcpStream, TcpStream), between: &mut dyn FnMut()) {
+    let out = [7u8; 100];
+    let mut into = [0u8; 100];
+    for n in 0..CALLS {
+        a.write_all(&out).unwrap();
+        b.read_exact(&mut into).unwrap();
+        if n % 256 == 0 {
+            between();
+        }
+    }
+}
+
+fn pair(first: &[u8]) -> anyhow::Result<(TcpStream, TcpStream)> {
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let mut a = TcpStream::connect(listener.local_addr()?)?;
+    let (mut b, _) = listener.accept()?;
+    a.set_nodelay(true)?;
+    a.write_all(first)?;
+    b.read_exact(&mut vec![0; first.len()])?;
+    Ok((a, b))
+}

@@ -1,0 +1,163 @@
+//! Pinned rooms as log records: one at once when a room is pinned, one for whatever then happens to it.
+//!
+//! Pure.
+
+use opentelemetry::logs::{AnyValue, LogRecord as _, Logger as _, LoggerProvider as _, Severity};
+use opentelemetry::{TraceFlags, Value};
+use opentelemetry_sdk::logs::{SdkLogRecord, SdkLogger, SdkLoggerProvider};
+
+use super::resource::ProcessKey;
+use super::spans::{Tracer, process, summary, text};
+use crate::export::RoomEvent;
+use crate::rooms::model::{Event, RoomSnapshot};
+use crate::verdict::model::Confidence;
+
+/// Lines of evidence and actions in a record.
+const LINES: usize = 32;
+
+/// Makes empty records; the SDK has no other way to get one.
+#[derive(Debug)]
+pub(super) struct Records {
+    logger: SdkLogger,
+}
+
+impl Default for Records {
+    fn default() -> Self {
+        Self { logger: SdkLoggerProvider::builder().build().logger("roomtrace") }
+    }
+}
+
+impl Records {
+    /// The record of an event; `None` for a room that was never pinned.
+    pub(super) fn record(
+        &self,
+        e: &RoomEvent,
+        tracer: &Tracer<'_>,
+    ) -> Option<(Option<ProcessKey>, SdkLogRecord)> {
+        if !e.flagged() {
+            return None;
+        }
+        let view = tracer.concerned()?;
+        let room = e.event.snapshot();
+        let at = if let Event::Closed(r) = &e.event { r.closed_at.unwrap_or(r.at) } else { room.at };
+        let mut record = self.logger.create_log_record();
+        record.set_event_name(e.event.name());
+        record.set_timestamp(e.clock.system_time(at));
+        record.set_observed_timestamp(e.clock.system_time(room.at));
+        let (severity, name) = severity(&e.event);
+        record.set_severity_number(severity);
+        record.set_severity_text(name);
+        record.set_body(AnyValue::from(text(&body(&e.event))));
+        for kv in tracer.attributes(view.role) {
+            record.add_attribute(kv.key, any(kv.value));
+        }
+        if let Some(v) = &room.verdict {
+            if room.pinned() {
+                record.add_attribute("error.type", v.class.label());
+            }
+            record.add_attribute("sglang.pd.evidence", list(v.evidence.iter().map(String::as_str)));
+            record.add_attribute("sglang.pd.actions", list(v.actions.iter().map(|a| a.command.as_str())));
+            record.add_attribute("sglang.pd.candidates", list(v.candidates.iter().map(|c| c.class.label())));
+        }
+        record.set_trace_context(tracer.trace(), tracer.root_id(view.role), Some(TraceFlags::SAMPLED));
+        Some((process(view), record))
+    }
+}
+
+/// A pin that silence alone suggests is a warning: it must not page.
+fn severity(event: &Event) -> (Severity, &'static str) {
+    let room = event.snapshot();
+    match &room.verdict {
+        Some(v) if room.pinned() && v.confidence == Confidence::Possible => (Severity::Warn, "WARN"),
+        Some(_) if room.pinned() => (Severity::Error, "ERROR"),
+        _ => (Severity::Info, "INFO"),
+    }
+}
+
+fn body(event: &Event) -> String {
+    match event {
+        Event::Pinned(r) | Event::VerdictChanged(r) => summary(r),
+        Event::Recovered(r) => format!("room {} moved on after it was pinned", r.room),
+        Event::Closed(r) => ended(r),
+    }
+}
+
+fn ended(r: &RoomSnapshot) -> String {
+    let how = r.outcome.map_or("unknown", |o| o.label());
+    format!("room {} ended ({how}) after it was pinned", r.room)
+}
+
+fn list<'a>(lines: impl Iterator<Item = &'a str>) -> AnyValue {
+    AnyValue::ListAny(Box::new(lines.take(LINES).map(|l| AnyValue::from(text(l))).collect()))
+}
+
+fn any(value: Value) -> AnyValue {
+    match value {
+        Value::Bool(b) => AnyValue::Boolean(b),
+        Value::I64(n) => AnyValue::Int(n),
+        Value::F64(n) => AnyValue::Double(n),
+        Value::String(s) => AnyValue::String(s),
+        other => AnyValue::from(other.to_string()),
+    }
+}
+
+/// Upper bound of a record's encoded size, bytes (a test holds it against the encoder).
+pub(super) fn size(record: &SdkLogRecord) -> usize {
+    let body = record.body().map_or(0, value_size);
+    200 + body + record.attributes_iter().map(|(k, v)| 24 + k.as_str().len() + value_size(v)).sum::<usize>()
+}
+
+fn value_size(value: &AnyValue) -> usize {
+    match value {
+        AnyValue::String(s) => 16 + s.as_str().len(),
+        AnyValue::ListAny(l) => 16 + l.iter().map(value_size).sum::<usize>(),
+        _ => 16,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+    use super::*;
+    use crate::export::clock::Clock;
+    use crate::export::testing::{EPOCH, closed, identity, life, pinned};
+    use crate::export::trace_id::trace_id;
+    use opentelemetry_proto::tonic::collector::logs::v1::ExportLogsServiceRequest;
+    use opentelemetry_proto::transform::logs::tonic::group_logs_by_resource_and_scope;
+    use opentelemetry_sdk::logs::LogBatch;
+
+    fn record(event: Event) -> Option<SdkLogRecord> {
+        let e = RoomEvent { event, clock: Clock::fixed(EPOCH) };
+        let identity = identity();
+        Records::default().record(&e, &Tracer::new(&identity, &e)).map(|r| r.1)
+    }
+
+    #[test]
+    fn every_turn_of_a_pinned_room_is_a_record_in_its_trace_and_others_are_none() {
+        let told: Vec<_> = life(7).into_iter().map(|e| record(e).unwrap()).collect();
+        let names: Vec<_> = told.iter().map(|r| r.event_name().unwrap()).collect();
+        assert_eq!(names, ["room_pinned", "verdict_changed", "room_closed"]);
+        let severities: Vec<_> = told.iter().map(|r| r.severity_number().unwrap()).collect();
+        assert_eq!(severities, [Severity::Error, Severity::Error, Severity::Info]);
+        assert!(told.iter().all(|r| r.trace_context().unwrap().trace_id == trace_id(7, "")));
+        assert_eq!(record(Event::Closed(closed(7))), None);
+    }
+
+    #[test]
+    fn silence_alone_is_a_warning_and_not_an_error() {
+        let mut r = pinned(7);
+        r.verdict.as_mut().unwrap().confidence = Confidence::Possible;
+        assert_eq!(record(Event::Pinned(r)).unwrap().severity_number(), Some(Severity::Warn));
+    }
+
+    #[test]
+    fn the_estimated_size_is_never_below_the_encoded_one() {
+        let record = record(Event::Pinned(pinned(u64::MAX))).unwrap();
+        let scope = super::super::spans::scope();
+        let entry = [(&record, &scope)];
+        let batch = LogBatch::new(&entry);
+        let resource_logs = group_logs_by_resource_and_scope(&batch, &Default::default());
+        let encoded = prost::Message::encoded_len(&ExportLogsServiceRequest { resource_logs });
+        assert!(size(&record) >= encoded, "{} < {encoded}", size(&record));
+    }
+}

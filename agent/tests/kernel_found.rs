@@ -1,0 +1,237 @@
+//! Which sockets are followed: those open before the capture (also in another network namespace), listeners and
+//! connect attempts of engine processes, endpoints and ports that were named, and what user space answers.
+//!
+//! This process calls itself an engine (its main thread's name), so everything it opens is watched; the tests tell
+//! their sockets apart by port.
+#![allow(
+    unsafe_code,
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::undocumented_unsafe_blocks,
+    clippy::cast_possible_truncation,
+    clippy::cast_possible_wrap,
+    reason = "tests"
+)]
+
+#[path = "support/live.rs"]
+mod live;
+
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsRawFd as _;
+
+use live::{Kept, Seen};
+use roomtrace::event::{Direction, NotCaptured, TcpState};
+use roomtrace::kernel::{CaptureConfig, Judgement};
+
+/// Gives this process the name of an engine.
+fn call_engine(name: &str) -> CaptureConfig {
+    std::fs::write("/proc/self/comm", name).unwrap();
+    CaptureConfig { engine_comms: vec!["rt-engine".to_owned()], ..CaptureConfig::default() }
+}
+
+fn with_port(events: &[Seen], port: u16) -> Vec<Seen> {
+    let is = |e: &&Seen| e.addresses.local.port() == port || e.addresses.peer.port() == port;
+    events.iter().filter(is).cloned().collect()
+}
+
+fn pair(listener: &TcpListener) -> (TcpStream, TcpStream) {
+    let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    (client, listener.accept().unwrap().0)
+}
+
+#[test]
+fn sockets_opened_before_the_capture_are_found_and_followed() {
+    let config = call_engine("rt-engine-before");
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let (mut client, mut server) = pair(&listener);
+    let mut into = [0u8; 64];
+    client.write_all(b"in the middle of something").unwrap();
+    server.read_exact(&mut into[..26]).unwrap();
+
+    let Some(mut live) = live::start(&config) else { return };
+    client.write_all(b"goes on").unwrap();
+    server.read_exact(&mut into[..7]).unwrap();
+    live.drain();
+    let of_it = with_port(&live.events, port);
+    let listens = of_it.iter().find(|e| e.found().is_some_and(|f| f.state == TcpState::Listen));
+    assert_eq!(listens.unwrap().addresses.local, listener.local_addr().unwrap());
+    let found: Vec<_> = of_it.iter().filter(|e| e.found().is_some_and(|f| f.state == TcpState::Established)).collect();
+    assert_eq!(found.len(), 2, "{of_it:#?}");
+    for end in &found {
+        assert_eq!(end.task.unwrap().tgid, std::process::id());
+        assert_eq!(end.found().unwrap().base.is_some(), end.addresses.local.port() == port, "{end:?}");
+    }
+    let client_found = found.iter().find(|e| e.addresses.peer.port() == port).unwrap();
+    let (start, body) = of_it
+        .iter()
+        .find_map(|e| match &e.what {
+            Kept::Bytes { direction: Direction::Sent, end, len, body } => Some((end.wrapping_sub(*len), body.clone())),
+            _ => None,
+        })
+        .unwrap();
+    assert_eq!(body, Ok(b"goes on".to_vec()));
+    assert_eq!(start, client_found.found().unwrap().sequence.write, "it goes on where it was found");
+
+    // Nothing that a greeting could judge: user space does.
+    let counts = live.capture.sockets().unwrap();
+    assert!(counts.pending >= 2 && counts.listening >= 1, "{counts:?}");
+    live.capture.judge(client_found.socket, Judgement::Foreign).unwrap();
+    let server_id = live.socket(listener.local_addr().unwrap(), client.local_addr().unwrap()).unwrap();
+    live.capture.judge(server_id, Judgement::Follow).unwrap();
+    live.events.clear();
+    client.write_all(b"once more").unwrap();
+    server.read_exact(&mut into[..9]).unwrap();
+    live.drain();
+    let after = with_port(&live.events, port);
+    assert!(after.iter().all(|e| e.socket == server_id), "the foreign one is mute: {after:#?}");
+    assert!(matches!(&after[0].what, Kept::Bytes { body: Ok(b), .. } if b == b"once more"));
+    assert!(live.capture.sockets().unwrap().zmtp >= 1);
+}
+
+#[test]
+fn what_is_shipped_before_a_judgement_is_bounded() {
+    let config = CaptureConfig { found_budget: 100, ..call_engine("rt-engine-budget") };
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let (mut client, _server) = pair(&listener);
+    let Some(mut live) = live::start(&config) else { return };
+    for _ in 0..3 {
+        client.write_all(&[1; 60]).unwrap();
+    }
+    live.drain();
+    let bodies: Vec<_> = with_port(&live.events, listener.local_addr().unwrap().port())
+        .into_iter()
+        .filter_map(|e| if let Kept::Bytes { body, .. } = e.what { Some(body.map(|b| b.len())) } else { None })
+        .collect();
+    assert_eq!(bodies, [Ok(60), Err(NotCaptured::Budget), Err(NotCaptured::Budget)]);
+}
+
+#[test]
+fn listeners_and_connect_attempts_of_engines_are_reported_with_their_result() {
+    let config = call_engine("rt-engine-connect");
+    let Some(mut live) = live::start(&config) else { return };
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = listener.local_addr().unwrap();
+    let (client, server) = pair(&listener);
+    drop((client, server));
+    drop(listener);
+    assert!(TcpStream::connect(at).is_err(), "refused now");
+    live.drain();
+    let of_it = with_port(&live.events, at.port());
+    let states: Vec<_> = of_it.iter().filter_map(|e| e.state().map(|s| (e, s.old, s.new, s.error))).collect();
+    let has = |old, new, error| states.iter().find(|s| (s.1, s.2, s.3) == (old, new, error)).map(|s| s.0);
+    let listens = has(TcpState::Close, TcpState::Listen, 0).expect("the listener");
+    assert_eq!(listens.task.unwrap().tgid, std::process::id());
+    assert!(has(TcpState::Listen, TcpState::Close, 0).is_some(), "{states:#?}");
+    let attempt = has(TcpState::Close, TcpState::SynSent, 0).expect("the attempt");
+    assert_eq!((attempt.addresses.peer, attempt.task.unwrap().tgid), (at, std::process::id()));
+    assert!(has(TcpState::SynSent, TcpState::Established, 0).is_some());
+    // The accepted socket is watched because its listener is, before any byte.
+    assert!(has(TcpState::SynRecv, TcpState::Established, 0).is_some(), "{states:#?}");
+    let refused = has(TcpState::SynSent, TcpState::Close, libc::ECONNREFUSED.cast_unsigned()).expect("the refusal");
+    assert_eq!(refused.addresses.peer, at);
+}
+
+#[test]
+fn attempts_to_named_endpoints_and_named_ports_are_reported_whoever_makes_them() {
+    // Two free ports, and a process whose name says nothing.
+    let free = || TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let (endpoint, port, neither) = (free(), free(), free());
+    let config = CaptureConfig {
+        engine_comms: vec!["no-such-process".to_owned()],
+        ports: vec![port.port()],
+        ..CaptureConfig::default()
+    };
+    let Some(mut live) = live::start(&config) else { return };
+    assert!(live.capture.watch_endpoint(endpoint).unwrap());
+    for address in [endpoint, port, neither] {
+        assert!(TcpStream::connect(address).is_err());
+    }
+    let six: SocketAddr = "[::1]:9".parse().unwrap();
+    live.capture.watch_endpoint(six).unwrap();
+    assert!(TcpStream::connect(six).is_err());
+    live.drain();
+    let refused: Vec<_> = live
+        .events
+        .iter()
+        .filter(|e| e.state().is_some_and(|s| s.new == TcpState::Close && s.error == 111))
+        .map(|e| e.addresses.peer)
+        .collect();
+    assert_eq!(refused, [endpoint, port, six]);
+    live.capture.forget_endpoint(endpoint);
+    live.events.clear();
+    assert!(TcpStream::connect(endpoint).is_err());
+    live.drain();
+    assert!(live.events.is_empty(), "{:#?}", live.events);
+}
+
+#[test]
+fn sockets_of_another_network_namespace_are_found() {
+    let config = call_engine("rt-engine-netns");
+    // The namespace belongs to this thread alone, and its loopback must be switched on.
+    let (to_test, from_there) = std::sync::mpsc::channel();
+    let (stop, stopped) = std::sync::mpsc::channel::<()>();
+    let inside = std::thread::spawn(move || {
+        if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
+            to_test.send(None).unwrap();
+            return;
+        }
+        loopback_up();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let (mut client, mut server) = pair(&listener);
+        client.write_all(b"there").unwrap();
+        let mut into = [0u8; 5];
+        server.read_exact(&mut into).unwrap();
+        use std::os::unix::fs::MetadataExt as _;
+        let namespace = std::fs::metadata("/proc/thread-self/ns/net").unwrap().ino();
+        to_test.send(Some((namespace as u32, listener.local_addr().unwrap()))).unwrap();
+        let _ = stopped.recv();
+        client.write_all(b"still there").unwrap();
+    });
+    let Some((namespace, at)) = from_there.recv().unwrap() else {
+        return live::skip("this process may not make a network namespace");
+    };
+    let Some(mut live) = live::start(&config) else { return };
+    stop.send(()).unwrap();
+    inside.join().unwrap();
+    live.drain();
+    let of_it: Vec<_> = live.events.iter().filter(|e| e.netns == namespace).collect();
+    let states: Vec<_> = of_it.iter().filter_map(|e| e.found()).map(|f| f.state).collect();
+    assert_eq!(states.iter().filter(|s| **s == TcpState::Listen).count(), 1, "{of_it:#?}");
+    assert_eq!(states.iter().filter(|s| **s == TcpState::Established).count(), 2, "{of_it:#?}");
+    assert!(of_it.iter().any(|e| e.addresses.local == at));
+    assert!(of_it.iter().any(|e| matches!(&e.what, Kept::Bytes { body: Ok(b), .. } if b == b"still there")));
+}
+
+fn loopback_up() {
+    let socket = std::net::UdpSocket::bind("0.0.0.0:0").unwrap();
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    for (to, from) in request.ifr_name.iter_mut().zip(b"lo") {
+        *to = from.cast_signed();
+    }
+    request.ifr_ifru.ifru_flags = (libc::IFF_UP | libc::IFF_RUNNING) as i16;
+    assert_eq!(unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS, &raw const request) }, 0);
+}
+
+#[test]
+fn after_dropping_all_but_two_capabilities_answers_and_searches_still_work() {
+    let config = call_engine("rt-engine-caps");
+    let Some(mut live) = live::start(&config) else { return };
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    // Capabilities belong to a thread: this one is thrown away afterwards.
+    std::thread::scope(|scope| {
+        scope
+            .spawn(|| {
+                live.capture.drop_privileges(false).unwrap();
+                assert!(live.capture.watch_endpoint("127.0.0.1:9".parse().unwrap()).unwrap());
+                live.capture.search().unwrap();
+                live.capture.counters().unwrap();
+                assert_eq!(caps::read(None, caps::CapSet::Permitted).unwrap().len(), 2, "the rest is gone");
+            })
+            .join()
+            .unwrap();
+    });
+    drop(listener);
+}

@@ -1,0 +1,278 @@
+//! What the engines were in against what the agent said of them. Pure: JSON lines in, a comparison out.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+
+/// Confidences in their order.
+const CONFIDENCES: [&str; 3] = ["possible", "likely", "certain"];
+
+/// Everything, by scenario in the order of the truth.
+#[derive(Debug, Default)]
+pub(crate) struct Comparison {
+    /// Scenario and its rooms.
+    pub(crate) scenarios: Vec<(String, Vec<Room>)>,
+    /// Rooms that the agent saw and the workload did not make: other engines on this host.
+    pub(crate) foreign: usize,
+}
+
+/// One room.
+#[derive(Debug)]
+pub(crate) struct Room {
+    pub(crate) number: String,
+    /// How it ended in the engines.
+    pub(crate) label: String,
+    /// What must be said of it; `None`: it must not be called pinned.
+    pub(crate) expected: Option<Expected>,
+    /// Last verdict with which it was called pinned.
+    pub(crate) found: Option<Found>,
+    /// The agent's outcome, when it closed the room.
+    pub(crate) closed: Option<String>,
+    /// What is wrong.
+    pub(crate) wrong: Option<String>,
+}
+
+/// What the engines' state allows to say.
+#[derive(Debug)]
+pub(crate) struct Expected {
+    pub(crate) must: bool,
+    pub(crate) class: Vec<String>,
+    pub(crate) owed: Vec<String>,
+    pub(crate) max_confidence: String,
+    pub(crate) why: String,
+}
+
+/// What the agent said.
+#[derive(Debug)]
+pub(crate) struct Found {
+    pub(crate) class: String,
+    pub(crate) confidence: String,
+    pub(crate) candidates: Vec<String>,
+    pub(crate) owed: Option<String>,
+    pub(crate) endpoint: Option<String>,
+    pub(crate) evidence: Option<String>,
+}
+
+impl Comparison {
+    /// How many rooms are wrong.
+    pub(crate) fn wrong(&self) -> usize {
+        self.scenarios.iter().flat_map(|(_, rooms)| rooms).filter(|room| room.wrong.is_some()).count()
+    }
+
+    /// A room worth explaining: one that must be pinned and was found, of the incident's kind if there is one.
+    pub(crate) fn to_explain(&self) -> Option<&str> {
+        let pinned = |room: &&Room| room.found.is_some() && room.expected.as_ref().is_some_and(|e| e.must);
+        let of = |wanted: &str| {
+            self.scenarios.iter().filter(|(name, _)| name == wanted).flat_map(|(_, rooms)| rooms).find(pinned)
+        };
+        of("abort_first_nixl")
+            .or_else(|| self.scenarios.iter().flat_map(|(_, rooms)| rooms).find(pinned))
+            .map(|room| room.number.as_str())
+    }
+}
+
+fn lines(text: &str) -> impl Iterator<Item = Result<Value>> + '_ {
+    let numbered = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
+    numbered.map(|(n, line)| serde_json::from_str(line).with_context(|| format!("line {}: not JSON", n + 1)))
+}
+
+fn text(value: &Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+}
+
+fn texts(value: &Value) -> Vec<String> {
+    value.as_array().into_iter().flatten().map(text).collect()
+}
+
+/// The lines of a truth file that a comparison needs.
+///
+/// # Errors
+/// When a line is not JSON.
+pub(crate) fn rooms_only(truth: &str) -> Result<String> {
+    let mut out = String::new();
+    for line in lines(truth) {
+        let line = line?;
+        if matches!(line["kind"].as_str(), Some("room" | "expected")) {
+            out.push_str(&line.to_string());
+            out.push('\n');
+        }
+    }
+    Ok(out)
+}
+
+/// Compares a truth file with the agent's events.
+///
+/// # Errors
+/// When a line of either is not JSON.
+pub(crate) fn compare(truth: &str, events: &str) -> Result<Comparison> {
+    let mut expected = HashMap::new();
+    let mut rooms = Vec::new();
+    for line in lines(truth) {
+        let line = line.context("truth")?;
+        match line["kind"].as_str() {
+            Some("room") => rooms.push(line),
+            Some("expected") => {
+                expected.insert(text(&line["room"]), line);
+            }
+            _ => {}
+        }
+    }
+    let (mut found, mut closed, mut seen) = (HashMap::new(), HashMap::new(), HashSet::new());
+    for line in lines(events) {
+        let line = line.context("events")?;
+        let Some(room) = line["room"].as_str().map(str::to_owned) else { continue };
+        match line["event"].as_str() {
+            Some("room_pinned" | "verdict_changed") if line["pinned"] == true => {
+                found.insert(room.clone(), read_found(&line["verdict"]));
+            }
+            Some("room_closed") => {
+                closed.insert(room.clone(), text(&line["outcome"]));
+            }
+            _ => {}
+        }
+        seen.insert(room);
+    }
+    let mut scenarios: BTreeMap<usize, (String, Vec<Room>)> = BTreeMap::new();
+    for line in &rooms {
+        let number = text(&line["room"]);
+        seen.remove(&number);
+        let scenario = text(&line["scenario"]);
+        let mut room = Room {
+            label: text(&line["label"]),
+            expected: expected.get(&number).map(read_expected),
+            found: found.remove(&number),
+            closed: closed.remove(&number),
+            wrong: None,
+            number,
+        };
+        room.wrong = judge(&room);
+        let place = scenarios.values().position(|(name, _)| *name == scenario).unwrap_or(scenarios.len());
+        scenarios.entry(place).or_insert_with(|| (scenario, Vec::new())).1.push(room);
+    }
+    Ok(Comparison { scenarios: scenarios.into_values().collect(), foreign: seen.len() })
+}
+
+fn read_expected(line: &Value) -> Expected {
+    Expected {
+        must: line["pin"] == "must",
+        class: texts(&line["class"]),
+        owed: texts(&line["owed"]),
+        max_confidence: text(&line["max_confidence"]),
+        why: text(&line["why"]),
+    }
+}
+
+fn read_found(verdict: &Value) -> Found {
+    let owed_by = &verdict["owed_by"];
+    Found {
+        class: text(&verdict["class"]),
+        confidence: text(&verdict["confidence"]),
+        candidates: verdict["candidates"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .map(|c| text(&c["class"]))
+            .collect(),
+        owed: owed_by["role"].as_str().map(str::to_owned),
+        endpoint: owed_by["endpoint"].as_str().map(str::to_owned),
+        evidence: telling(&texts(&verdict["evidence"])),
+    }
+}
+
+/// The line of evidence that tells most: a fact if there is one, else the last that is not said of every room.
+fn telling(evidence: &[String]) -> Option<String> {
+    const FACTS: &[&str] = &["refused", "closed", "exited", "reset", "ABORT from", "has not sent"];
+    const COMMON: &[&str] =
+        &["overdue after", "METADATA (", "kernel acknowledged", "from frames alone", "looks the same"];
+    let has = |words: &'static [&str]| move |line: &&String| words.iter().any(|word| line.contains(word));
+    let fact = evidence.iter().find(has(FACTS));
+    fact.or_else(|| evidence.iter().rfind(|line| !has(COMMON)(line))).or(evidence.first()).cloned()
+}
+
+fn rank(confidence: &str) -> usize {
+    CONFIDENCES.iter().position(|c| *c == confidence).unwrap_or(CONFIDENCES.len())
+}
+
+fn judge(room: &Room) -> Option<String> {
+    if room.label == "success" && room.closed.as_deref() != Some("success") {
+        let said = room.closed.as_deref().unwrap_or("not closed");
+        return Some(format!("both engines succeeded, the agent says: {said}"));
+    }
+    match (&room.expected, &room.found) {
+        (None, Some(found)) => Some(format!("called pinned ({}) though it is not", found.class)),
+        (Some(expected), None) if expected.must => Some("not found".to_owned()),
+        (Some(expected), Some(found)) => {
+            let class =
+                std::iter::once(&found.class).chain(&found.candidates).any(|c| expected.class.contains(c));
+            let owed = found.owed.as_ref().is_some_and(|owed| expected.owed.contains(owed));
+            if !class {
+                Some(format!("class {}, right is {}", found.class, expected.class.join(" or ")))
+            } else if !owed {
+                let said = found.owed.as_deref().unwrap_or("nobody");
+                Some(format!("owed by {said}, right is {}", expected.owed.join(" or ")))
+            } else if rank(&found.confidence) > rank(&expected.max_confidence) {
+                Some(format!(
+                    "{}, the wire carries no more than {}",
+                    found.confidence, expected.max_confidence
+                ))
+            } else {
+                None
+            }
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests")]
+    use super::*;
+
+    const TRUTH: &str = r#"{"kind":"room","room":11111111111111111111,"scenario":"healthy","label":"success"}
+{"kind":"room","room":12,"scenario":"abort_first","label":"pinned"}
+{"kind":"expected","room":12,"pin":"must","class":["abort_before_entry"],"owed":["prefill"],"max_confidence":"likely","why":"x"}
+"#;
+    const CLOSED: &str = r#"{"event":"room_closed","room":"11111111111111111111","outcome":"success"}"#;
+
+    fn pinned(room: &str, class: &str, confidence: &str, owed: &str) -> String {
+        format!(
+            "{CLOSED}\n{{\"event\":\"room_pinned\",\"room\":\"{room}\",\"pinned\":true,\"verdict\":{{\"class\":\"{class}\",\
+             \"confidence\":\"{confidence}\",\"owed_by\":{{\"role\":\"{owed}\"}},\"evidence\":[\"e\"]}}}}"
+        )
+    }
+
+    fn wrong(events: &str) -> Vec<String> {
+        let result = compare(TRUTH, events).unwrap();
+        result.scenarios.iter().flat_map(|(_, rooms)| rooms).filter_map(|room| room.wrong.clone()).collect()
+    }
+
+    #[test]
+    fn agreement_needs_class_debtor_and_measure() {
+        assert_eq!(wrong(&pinned("12", "abort_before_entry", "possible", "prefill")), Vec::<String>::new());
+        assert_eq!(wrong(&pinned("12", "peer_lost", "possible", "prefill")).len(), 1);
+        assert_eq!(wrong(&pinned("12", "abort_before_entry", "possible", "decode")).len(), 1);
+        assert_eq!(wrong(&pinned("12", "abort_before_entry", "certain", "prefill")).len(), 1);
+    }
+
+    #[test]
+    fn silence_and_false_alarms_are_wrong() {
+        assert_eq!(wrong(CLOSED), ["not found"]);
+        let alarm = pinned("11111111111111111111", "peer_lost", "possible", "decode");
+        assert_eq!(wrong(&alarm).len(), 2, "{:?}", wrong(&alarm));
+        assert_eq!(
+            wrong(&pinned("12", "abort_before_entry", "possible", "prefill").replace("success", "failed"))
+                .len(),
+            1
+        );
+    }
+
+    #[test]
+    fn rooms_of_other_engines_are_left_alone() {
+        let events =
+            pinned("12", "abort_before_entry", "likely", "prefill") + "\n" + &CLOSED.replace('1', "3");
+        let result = compare(TRUTH, &events).unwrap();
+        assert_eq!((result.wrong(), result.foreign), (0, 1));
+        assert_eq!(result.to_explain(), Some("12"));
+    }
+}

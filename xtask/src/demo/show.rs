@@ -1,0 +1,151 @@
+//! The demo's result for a person at a terminal, in fewer than 60 lines. Colours only on a terminal.
+
+use std::io::IsTerminal;
+
+use super::compare::{Comparison, Room};
+
+/// Lines of the `explain` page that are shown.
+const PAGE_LINES: usize = 14;
+/// Columns.
+const WIDTH: usize = 118;
+
+/// What happened in each scenario, in the order shown.
+const TITLES: &[(&str, &str)] = &[
+    ("slow", "long prompt, computed for 12 s"),
+    ("hangup", "client hangs up while decode waits for memory; both sides end"),
+    ("hangup_computing", "client hangs up while prefill computes"),
+    ("abort_first", "ABORT reaches prefill before the request (mooncake)"),
+    ("abort_first_nixl", "ABORT reaches prefill before the request (NIXL: stays in the inflight queue)"),
+    ("dead_worker", "a transfer worker thread dies"),
+    ("one_rank_silent", "one of two decode ranks never sends METADATA"),
+    ("killed_peer", "the decode process is killed while prefill computes"),
+    ("refused_status", "prefill's STATUS goes to a port that refuses"),
+];
+
+/// Prints it.
+pub(crate) fn result(result: &Comparison, source: &str, page: Option<(&str, &str)>) {
+    let paint = Paint { on: std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none() };
+    println!(
+        "\n{}",
+        paint.bold(&cut(&format!("Expected (from the engines' own state) against found ({source})")))
+    );
+    healthy(result, &paint);
+    for (name, title) in TITLES {
+        let rooms =
+            result.scenarios.iter().filter(|(scenario, _)| scenario == name).flat_map(|(_, rooms)| rooms);
+        scenario(title, &rooms.collect::<Vec<_>>(), &paint);
+    }
+    if result.foreign > 0 {
+        println!("  {} other rooms were seen on this host and left out", result.foreign);
+    }
+    if let Some((room, text)) = page {
+        println!("\n{}", paint.bold(&format!("$ roomtrace explain {room}")));
+        let lines: Vec<_> = text.lines().collect();
+        for line in lines.iter().take(PAGE_LINES) {
+            println!("{}", cut(line));
+        }
+        if lines.len() > PAGE_LINES {
+            println!("… {} more lines", lines.len() - PAGE_LINES);
+        }
+    }
+    match result.wrong() {
+        0 => println!("\n{}", paint.green("The agent and the engines agree on every room.")),
+        n => println!("\n{}", paint.red(&format!("The agent and the engines disagree on {n} rooms."))),
+    }
+}
+
+fn healthy(result: &Comparison, paint: &Paint) {
+    let rooms: Vec<&Room> = result
+        .scenarios
+        .iter()
+        .filter(|(name, _)| TITLES.iter().all(|(known, _)| known != name))
+        .flat_map(|(_, rooms)| rooms)
+        .collect();
+    let wrong = rooms.iter().find_map(|room| room.wrong.as_ref().map(|wrong| (room, wrong)));
+    let closed = rooms.iter().filter(|room| room.closed.as_deref() == Some("success")).count();
+    let silent = rooms.iter().filter(|room| room.label == "success_off_wire").count();
+    println!("{} {} ordinary requests", paint.mark(wrong.is_none()), rooms.len());
+    println!(
+        "    expected  never pinned; success seen, except of {silent} NIXL rooms, whose success is not on TCP"
+    );
+    let pinned = rooms.iter().filter(|room| room.found.is_some()).count();
+    println!("    found     {pinned} pinned; {closed} seen to succeed");
+    if let Some((room, wrong)) = wrong {
+        println!("    {}", paint.red(&format!("room {}: {wrong}", room.number)));
+    }
+}
+
+fn scenario(title: &str, rooms: &[&Room], paint: &Paint) {
+    let wrong = rooms.iter().find(|room| room.wrong.is_some());
+    // Shown for all: the first that is wrong, or the first.
+    let Some(room) = wrong.or(rooms.first()) else { return };
+    let more = if rooms.len() > 1 { format!(" and {} more", rooms.len() - 1) } else { String::new() };
+    println!("{} {title}: room {}{more}", paint.mark(wrong.is_none()), room.number);
+    println!("    expected  {}", cut(&expected(room)));
+    println!("    found     {}", cut(&found(room)));
+    if let Some(evidence) = room.found.as_ref().and_then(|found| found.evidence.as_deref()) {
+        println!("              {}", cut(evidence));
+    }
+    if let Some(wrong) = &room.wrong {
+        println!("    {}", paint.red(wrong));
+    }
+}
+
+fn expected(room: &Room) -> String {
+    match &room.expected {
+        None => format!("not pinned ({})", room.label),
+        Some(e) if e.must => {
+            format!("PINNED {}, {} owes · {}", e.class.join(" or "), e.owed.join(" or "), e.why)
+        }
+        Some(e) => format!("at most `{}`: {}", e.max_confidence, e.why),
+    }
+}
+
+fn found(room: &Room) -> String {
+    let end = match room.closed.as_deref() {
+        Some("null") => " · closed, how is not on the wire".to_owned(),
+        Some(outcome) => format!(" · closed: {outcome}"),
+        None => String::new(),
+    };
+    match &room.found {
+        None => format!("not pinned{end}"),
+        Some(f) => {
+            let owes = f.owed.as_deref().unwrap_or("nobody");
+            let at = f.endpoint.as_deref().map(|at| format!(" at {at}")).unwrap_or_default();
+            format!("PINNED {}, {owes} owes{at} · {}{end}", f.class, f.confidence)
+        }
+    }
+}
+
+fn cut(line: &str) -> String {
+    if line.chars().count() <= WIDTH {
+        return line.to_owned();
+    }
+    line.chars().take(WIDTH - 1).chain(['…']).collect()
+}
+
+struct Paint {
+    on: bool,
+}
+
+impl Paint {
+    fn code(&self, code: &str, text: &str) -> String {
+        if self.on { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
+    }
+
+    fn bold(&self, text: &str) -> String {
+        self.code("1", text)
+    }
+
+    fn green(&self, text: &str) -> String {
+        self.code("32", text)
+    }
+
+    fn red(&self, text: &str) -> String {
+        self.code("31", text)
+    }
+
+    fn mark(&self, well: bool) -> String {
+        if well { self.green("✔") } else { self.red("✘") }
+    }
+}
