@@ -155,7 +155,61 @@ pub(super) fn run(
     agent.stop()?;
     harness.release("end")?;
     harness.finish(END)?;
-    score(attach, &harness.truth(), &events, dir)
+    let own = own_events(&events, dir)?;
+    score(attach, &harness.truth(), &own, dir)
+}
+
+/// Copies the events of this engine: the agent sees the whole host, and other engines may run on it. An event is
+/// another's if it names endpoints and none of them is a listener of ours.
+fn own_events(events: &Path, dir: &Path) -> Result<PathBuf> {
+    let ready: Value =
+        serde_json::from_slice(&std::fs::read(dir.join("ready"))?).context("the harness's ready file")?;
+    let listeners =
+        |process: &Value| process.get("listeners").and_then(Value::as_array).cloned().unwrap_or_default();
+    let ports: Vec<u64> = ready
+        .get("procs")
+        .and_then(Value::as_object)
+        .context("the harness's ready file names no processes")?
+        .values()
+        .flat_map(listeners)
+        .filter_map(|port| port.as_u64())
+        .collect();
+    let mut text = String::new();
+    let mut others = 0;
+    for event in json_lines(events)? {
+        let mut named = Vec::new();
+        endpoint_ports(event.get("views").unwrap_or(&Value::Null), &mut named);
+        if named.is_empty() || named.iter().any(|port| ports.contains(port)) {
+            text.push_str(&event.to_string());
+            text.push('\n');
+        } else {
+            others += 1;
+        }
+    }
+    if others > 0 {
+        eprintln!("   {others} events are about other engines on this host and do not count");
+    }
+    let own = dir.join("events.own.jsonl");
+    std::fs::write(&own, text).with_context(|| format!("write {}", own.display()))?;
+    Ok(own)
+}
+
+/// The ports of every endpoint and peer named in a value.
+fn endpoint_ports(value: &Value, ports: &mut Vec<u64>) {
+    match value {
+        Value::Object(fields) => {
+            for (name, field) in fields {
+                match field.as_str().filter(|_| name == "endpoint" || name == "peer") {
+                    Some(address) => {
+                        ports.extend(address.rsplit(':').next().and_then(|p| p.parse::<u64>().ok()))
+                    }
+                    None => endpoint_ports(field, ports),
+                }
+            }
+        }
+        Value::Array(items) => items.iter().for_each(|item| endpoint_ports(item, ports)),
+        _ => {}
+    }
 }
 
 /// Compares what the agent said with what the engine did.
