@@ -201,7 +201,7 @@ fn endpoint_ports(value: &Value, ports: &mut Vec<u64>) {
             for (name, field) in fields {
                 match field.as_str().filter(|_| name == "endpoint" || name == "peer") {
                     Some(address) => {
-                        ports.extend(address.rsplit(':').next().and_then(|p| p.parse::<u64>().ok()))
+                        ports.extend(address.rsplit(':').next().and_then(|p| p.parse::<u64>().ok()));
                     }
                     None => endpoint_ports(field, ports),
                 }
