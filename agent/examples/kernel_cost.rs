@@ -10,11 +10,12 @@
     reason = "a measuring tool"
 )]
 
+use std::collections::BTreeSet;
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::time::Duration;
 
-use aya::programs::{BtfTracePoint, loaded_programs};
+use aya::programs::{BtfTracePoint, ProgramInfo, loaded_programs};
 use aya::sys::{Stats, enable_stats};
 use aya::{Btf, EbpfLoader, include_bytes_aligned};
 use roomtrace::kernel::{Capture, CaptureConfig};
@@ -24,9 +25,10 @@ const CALLS: u32 = 100_000;
 const ROUNDS: usize = 5;
 
 fn main() -> anyhow::Result<()> {
+    let others: BTreeSet<u32> = programs().map(|p| p.id()).collect();
     let _statistics = enable_stats(Stats::RunTime)?;
     // One after the other, so that neither warms the caches for the other.
-    let empty = least(&empty()?);
+    let empty = least(&empty(&others)?);
     let mut capture = Capture::start(&CaptureConfig::default())?;
     let mut foreign = pair(b"GET / HTTP/1.1\r\n")?;
     let mut zmtp = pair(b"\xff\0\0\0\0\0\0\0\0\x7f\x03")?;
@@ -34,9 +36,9 @@ fn main() -> anyhow::Result<()> {
     let mut captured = Vec::new();
     // The best of several rounds: other work on the machine only ever adds.
     for _ in 0..ROUNDS {
-        let [_, send, _] = per_run(|| run(&mut foreign, &mut || ()));
+        let [_, send, _] = per_run(&others, || run(&mut foreign, &mut || ()));
         unrelated.push(send);
-        let [_, send, receive] = per_run(|| {
+        let [_, send, receive] = per_run(&others, || {
             run(&mut zmtp, &mut || {
                 capture.drain(usize::MAX, &mut |_| ());
             });
@@ -67,28 +69,32 @@ fn least(values: &[f64]) -> f64 {
 }
 
 /// Nanoseconds per run of a program that does nothing.
-fn empty() -> anyhow::Result<Vec<f64>> {
+fn empty(others: &BTreeSet<u32>) -> anyhow::Result<Vec<f64>> {
     let mut ebpf = EbpfLoader::new().load(OBJECT)?;
     let program: &mut BtfTracePoint = ebpf.program_mut("rt_empty").unwrap().try_into()?;
     program.load("sock_send_length", &Btf::from_sys_fs()?)?;
     program.attach()?;
     let mut connection = pair(b"GET / HTTP/1.1\r\n")?;
-    Ok((0..ROUNDS).map(|_| per_run(|| run(&mut connection, &mut || ()))[0]).collect())
+    Ok((0..ROUNDS).map(|_| per_run(others, || run(&mut connection, &mut || ()))[0]).collect())
 }
 
-/// Nanoseconds per run of `rt_empty`, `rt_send`, `rt_receive` during `work`.
-fn per_run(work: impl FnOnce()) -> [f64; 3] {
-    let before = totals();
+/// Nanoseconds per run of this process's `rt_empty`, `rt_send`, `rt_receive` during `work`.
+fn per_run(others: &BTreeSet<u32>, work: impl FnOnce()) -> [f64; 3] {
+    let before = totals(others);
     work();
-    let after = totals();
+    let after = totals(others);
     std::array::from_fn(|n| {
-        let (time, runs) = (after[n].0 - before[n].0, after[n].1 - before[n].1);
+        let (time, runs) = (after[n].0.saturating_sub(before[n].0), after[n].1 - before[n].1);
         time.as_nanos() as f64 / runs as f64
     })
 }
 
-fn totals() -> [(Duration, u64); 3] {
-    let all: Vec<_> = loaded_programs().filter_map(Result::ok).collect();
+fn programs() -> impl Iterator<Item = ProgramInfo> {
+    loaded_programs().filter_map(Result::ok)
+}
+
+fn totals(others: &BTreeSet<u32>) -> [(Duration, u64); 3] {
+    let all: Vec<_> = programs().filter(|p| !others.contains(&p.id())).collect();
     ["rt_empty", "rt_send", "rt_receive"].map(|name| {
         all.iter()
             .filter(|p| p.name_as_str() == Some(name))

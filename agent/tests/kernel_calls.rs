@@ -12,6 +12,7 @@
     clippy::ptr_as_ptr,
     clippy::cast_possible_wrap,
     clippy::cast_sign_loss,
+    clippy::many_single_char_names,
     reason = "tests, with system calls of which the standard library knows nothing"
 )]
 
@@ -315,7 +316,8 @@ fn a_fin_does_not_move_the_bytes_before_it() {
     received.assert_whole();
     let (local, peer) = pair.addresses();
     let server = live.socket(peer, local).unwrap();
-    let fin = |live: &Live| live.of(server).filter_map(live::Seen::state).any(|s| s.new == TcpState::CloseWait);
+    let fin =
+        |live: &Live| live.of(server).filter_map(live::Seen::state).any(|s| s.new == TcpState::CloseWait);
     assert!(fin(&live), "the FIN is reported");
 }
 
@@ -468,17 +470,21 @@ fn mptcp_is_counted_as_not_visible() {
     }
     live.drain();
     let port = u16::from_be(address.sin_port);
-    assert!(live.events.iter().all(|e| e.addresses.peer.port() != port || !matches!(e.what, Kept::Bytes { .. })));
+    assert!(
+        live.events.iter().all(|e| e.addresses.peer.port() != port || !matches!(e.what, Kept::Bytes { .. }))
+    );
     assert!(live.capture.counters().unwrap().mptcp > before, "{:?}", live.capture.counters());
 }
+
+/// Sends of each of the two threads, and their length.
+const EACH: usize = 10_000;
+const LEN: usize = 48;
 
 #[test]
 fn two_senders_on_one_socket_never_give_bytes_that_pass_for_right() {
     let Some(mut live) = start() else { return };
     let mut pair = Pair::new("127.0.0.1");
     let mut reader = pair.server.try_clone().unwrap();
-    const EACH: usize = 10_000;
-    const LEN: usize = 48;
     let reader = std::thread::spawn(move || {
         let mut all = vec![0u8; 2 * EACH * LEN];
         for part in all.chunks_mut(4096) {

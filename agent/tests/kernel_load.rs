@@ -163,7 +163,7 @@ fn a_killed_agent_leaves_nothing_behind() {
 fn captures_until_it_is_killed() {
     let _live = live::start(&CaptureConfig::default()).unwrap();
     println!("CAPTURING");
-    std::thread::sleep(Duration::from_secs(60));
+    std::thread::sleep(Duration::from_mins(1));
 }
 
 /// Ids of this project's programs that are loaded (other tests may load some meanwhile).

@@ -71,7 +71,9 @@ fn tcpdump_and_the_programs_see_the_same_bytes() {
         .spawn();
     let mut tcpdump = match started {
         Ok(child) => child,
-        Err(e) => return live::skip(&format!("tcpdump cannot be started ({e}): install the package tcpdump")),
+        Err(e) => {
+            return live::skip(&format!("tcpdump cannot be started ({e}): install the package tcpdump"));
+        }
     };
     let mut said = BufReader::new(tcpdump.stderr.take().unwrap());
     let mut line = String::new();
@@ -145,7 +147,7 @@ fn talk(listener: &TcpListener, seed: u32, live: &mut live::Live) {
                 break;
             }
             n = n.wrapping_add(1);
-            if n % 3 == 0 {
+            if n.is_multiple_of(3) {
                 server.write_all(&into[..got.min(700)]).unwrap();
             }
         }
@@ -207,11 +209,12 @@ fn read_pcap(file: &[u8]) -> BTreeMap<Flow, Stream> {
         let (from, to): (IpAddr, IpAddr) = match packet.net.unwrap() {
             NetSlice::Ipv4(ip) => (ip.header().source_addr().into(), ip.header().destination_addr().into()),
             NetSlice::Ipv6(ip) => (ip.header().source_addr().into(), ip.header().destination_addr().into()),
-            other => panic!("{other:?}"),
+            NetSlice::Arp(_) => panic!("ARP on the loopback interface"),
         };
         let Some(TransportSlice::Tcp(tcp)) = packet.transport else { continue };
         if !tcp.payload().is_empty() {
-            let flow = (SocketAddr::new(from, tcp.source_port()), SocketAddr::new(to, tcp.destination_port()));
+            let flow =
+                (SocketAddr::new(from, tcp.source_port()), SocketAddr::new(to, tcp.destination_port()));
             let stream = streams.entry(flow).or_default();
             stream.add(tcp.sequence_number(), tcp.payload().iter().map(|b| Some(*b)));
         }

@@ -2,7 +2,7 @@
 //!
 //! Reads one file; knows nothing of versions. Rust has no CO-RE: the offsets go to the programs as constants.
 
-use btf_rs::{Btf, BtfType, Type};
+use btf_rs::{Backend, Btf, BtfType, Type};
 use roomtrace_common::{Calls, Offsets};
 
 use super::error::KernelError;
@@ -12,7 +12,10 @@ pub(super) const VMLINUX: &str = "/sys/kernel/btf/vmlinux";
 
 /// The kernel's types.
 pub(super) fn kernel_types() -> Result<Btf, KernelError> {
-    Btf::from_file(VMLINUX).map_err(|e| KernelError::NoBtf { path: VMLINUX, why: e.to_string() })
+    // Mapped, it is not parsed as a whole: faster, and nothing is kept. Kernels before 6.16 cannot map this file.
+    Btf::from_file_with_backend(VMLINUX, Backend::Mmap)
+        .or_else(|_| Btf::from_file(VMLINUX))
+        .map_err(|e| KernelError::NoBtf { path: VMLINUX, why: e.to_string() })
 }
 
 /// All offsets, or the first member that is missing.

@@ -5,9 +5,9 @@
 
 use crate::event::{Mono, SECOND};
 use crate::rooms::model::{Completeness, Event, Outcome, Phase, Role};
-use crate::rooms::room::{Delivery, Progress, Room};
+use crate::rooms::room::{Delivery, Link, Progress, Room};
 use crate::rooms::table::{RoomTable, does_not_age};
-use crate::sglang::message::KvPoll;
+use crate::sglang::message::{KvPoll, Release};
 use crate::verdict::judge::{
     ABORT_RELEASE, AbortEffect, HEARTBEAT, Judgement, abort_effect, bootstrap_applies, judge,
 };
@@ -17,6 +17,8 @@ use crate::verdict::model::Class;
 const AGAIN_QUEUED: u64 = SECOND;
 /// How often a pinned room is looked at again.
 const AGAIN_PINNED: u64 = SECOND;
+/// How long the other view may take to hear that this one has ended, before the room is judged anew.
+const SOON: u64 = SECOND / 5;
 /// How often a room is looked at again of which nothing can be said.
 const AGAIN_UNKNOWN: u64 = 30 * SECOND;
 
@@ -43,6 +45,11 @@ impl RoomTable {
             End::Open => {}
         }
         let pinned = room.pinned();
+        let over = |j: &Judgement| views.get(usize::from(j.role == Role::Decode)).copied().flatten();
+        if room.judgement.as_deref().and_then(over).is_some_and(|v| v.terminal.is_some()) {
+            // The view that was judged has ended; the other one mostly hears of it at once.
+            return self.wheel.set(slot, at.plus(SOON), at);
+        }
         if moved && pinned {
             self.apply(slot, None, at, out);
         }
@@ -58,7 +65,7 @@ impl RoomTable {
         for (i, role) in [Role::Prefill, Role::Decode].into_iter().enumerate() {
             let Some(view) = views.get(i).copied().flatten() else { continue };
             let Some(room) = self.rooms.get_mut(slot) else { continue };
-            let counted = room.counted.get_mut(i).map(|c| std::mem::replace(c, Some(view.state))).flatten();
+            let counted = room.counted.get_mut(i).and_then(|c| c.replace(view.state));
             let new = (view.phase, view.since);
             let old = room.phases.get_mut(i).map_or(new, |p| std::mem::replace(p, new));
             let link = room.links.first();
@@ -123,7 +130,8 @@ impl RoomTable {
         let mut hold = None;
         for l in &room.links {
             let Some(told) = l.told.filter(|_| l.status_delivery == Delivery::Unknown) else { continue };
-            let una = l.status_on.and_then(|s| self.connections.get(s)).and_then(|k| k.una);
+            let una =
+                l.status_on.and_then(|s| self.connections.get(self.connections.find(s))).and_then(|k| k.una);
             if una.is_some_and(|(_, read)| read.since(told.at) >= self.config.delivery_grace / 4) {
                 return End::Open; // Looked at since, and still not acknowledged.
             }
@@ -214,17 +222,14 @@ impl RoomTable {
         for (role, view) in [Role::Prefill, Role::Decode].into_iter().zip(views) {
             let Some(view) = view else { continue };
             let Some(facts) = self.facts(room, role, view, now) else { continue };
-            match judge(&facts) {
-                Some(j) => {
-                    let rank = |j: &Judgement| (j.class.pins(), j.confidence);
-                    if best.as_ref().is_none_or(|b| rank(&j) > rank(b)) {
-                        best = Some(j);
-                    }
+            if let Some(j) = judge(&facts) {
+                let rank = |j: &Judgement| (j.class.pins(), j.confidence);
+                if best.as_ref().is_none_or(|b| rank(&j) > rank(b)) {
+                    best = Some(j);
                 }
-                None => {
-                    let at = facts.since.plus(facts.threshold);
-                    due = Some(due.map_or(at, |d| d.min(at)));
-                }
+            } else {
+                let at = facts.since.plus(facts.threshold);
+                due = Some(due.map_or(at, |d| d.min(at)));
             }
         }
         (best, due)
@@ -315,7 +320,7 @@ impl RoomTable {
     /// Rooms that end where nothing can be seen of it are not followed for ever.
     fn over_unseen(&self, room: &Room, now: Mono) -> Option<Outcome> {
         let c = &self.config;
-        let last_asked = room.links.iter().map(|l| l.asked_at()).max().unwrap_or(room.opened_at);
+        let last_asked = room.links.iter().map(Link::asked_at).max().unwrap_or(room.opened_at);
         if now.since(room.opened_at) >= c.forget_after {
             return Some(Outcome::Unknown);
         }
@@ -341,15 +346,15 @@ impl RoomTable {
             }
             // Decode gives up in silence where it cannot send ABORT (before 0.5.13).
             Class::AwaitingPrefill | Class::RanksDisagree | Class::PeerNotTold if !room.has_prefill => {
-                !self.tells_abort(room) && after(last_asked, c.waiting_timeout)
+                !tells_abort(room) && after(last_asked, c.waiting_timeout)
             }
             _ => false,
         };
         over.then_some(Outcome::Unknown)
     }
+}
 
-    fn tells_abort(&self, room: &Room) -> bool {
-        let wanted = crate::sglang::message::Release::new(0, 5, 13, 0);
-        room.releases.is_some_and(|r| r.min >= wanted)
-    }
+/// Whether decode sends ABORT when it gives up (from 0.5.13).
+fn tells_abort(room: &Room) -> bool {
+    room.releases.is_some_and(|r| r.min >= Release::new(0, 5, 13, 0))
 }

@@ -99,37 +99,41 @@ impl Known {
     }
 }
 
+/// Index of a connection, as long as it is followed; [`NONE`] where it is not.
+pub(crate) type ConnectionId = u32;
+
 /// All connections that carried something of interest.
 #[derive(Debug)]
 pub(crate) struct Connections {
-    by_socket: HashMap<SocketId, Known>,
+    by_socket: HashMap<SocketId, ConnectionId>,
+    slots: Vec<Option<Known>>,
+    free: Vec<ConnectionId>,
     max: usize,
 }
 
 impl Connections {
     pub(crate) fn new(max: usize) -> Self {
-        Self { by_socket: HashMap::new(), max }
+        Self { by_socket: HashMap::new(), slots: Vec::new(), free: Vec::new(), max }
     }
 
-    pub(crate) fn get(&self, socket: SocketId) -> Option<&Known> {
-        self.by_socket.get(&socket)
+    pub(crate) fn find(&self, socket: SocketId) -> ConnectionId {
+        self.by_socket.get(&socket).copied().unwrap_or(NONE)
     }
 
-    pub(crate) fn get_mut(&mut self, socket: SocketId) -> Option<&mut Known> {
-        self.by_socket.get_mut(&socket)
+    pub(crate) fn get(&self, id: ConnectionId) -> Option<&Known> {
+        self.slots.get(id as usize).and_then(Option::as_ref)
     }
 
-    /// Follows a connection from now on; `None` when there is no space.
-    pub(crate) fn insert(
-        &mut self,
-        connection: &Connection,
-        target: EndpointId,
-        at: Mono,
-    ) -> Option<&mut Known> {
+    pub(crate) fn get_mut(&mut self, id: ConnectionId) -> Option<&mut Known> {
+        self.slots.get_mut(id as usize).and_then(Option::as_mut)
+    }
+
+    /// Follows a connection from now on; [`NONE`] when there is no space.
+    pub(crate) fn insert(&mut self, connection: &Connection, target: EndpointId, at: Mono) -> ConnectionId {
         if self.by_socket.len() >= self.max {
-            return None;
+            return NONE;
         }
-        Some(self.by_socket.entry(connection.socket).or_insert_with(|| Known {
+        let known = Known {
             connection: *connection,
             first_seen: at,
             target,
@@ -143,11 +147,22 @@ impl Connections {
             una: None,
             reference: None,
             awaited: VecDeque::new(),
-        }))
+        };
+        let id = self.free.pop().unwrap_or_else(|| u32::try_from(self.slots.len()).unwrap_or(NONE));
+        if self.slots.len() <= id as usize {
+            self.slots.push(None);
+        }
+        if let Some(place) = self.slots.get_mut(id as usize) {
+            *place = Some(known);
+        }
+        self.by_socket.insert(connection.socket, id);
+        id
     }
 
     pub(crate) fn remove(&mut self, socket: SocketId) -> Option<Known> {
-        self.by_socket.remove(&socket)
+        let id = self.by_socket.remove(&socket)?;
+        self.free.push(id);
+        self.slots.get_mut(id as usize)?.take()
     }
 
     pub(crate) fn len(&self) -> usize {

@@ -69,7 +69,7 @@ fn upper_edge(index: usize) -> u64 {
     }
     let octave = (index - 1) / 2;
     let base = 1u64 << (20 + octave);
-    if (index - 1) % 2 == 0 { base + base / 2 } else { base * 2 }
+    if (index - 1).is_multiple_of(2) { base + base / 2 } else { base * 2 }
 }
 
 /// Page-count buckets, by factors of four.

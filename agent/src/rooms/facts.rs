@@ -19,7 +19,7 @@ const MAX_MISSING: usize = 8;
 impl RoomTable {
     /// Facts of one view; `None` where the view is over and nothing is owed in it.
     pub(crate) fn facts(&self, room: &Room, role: Role, view: Progress, now: Mono) -> Option<Facts> {
-        let (phase, since) = self.phase_of(room, role, view)?;
+        let (phase, since) = phase_of(room, role, view)?;
         let subject = subject(room, role, phase);
         let (prefill, decode) = subject.map_or(room.home, |l| (l.prefill, l.decode));
         let session = subject.map_or(NONE, |l| l.session);
@@ -85,28 +85,6 @@ impl RoomTable {
             decode_lost: self.lost(decode),
             pinned_since: room.judgement.as_ref().filter(|j| j.class.pins()).map(|j| j.since),
         })
-    }
-
-    /// Phase of a view for judging. A view that is over can still owe its peer a message.
-    fn phase_of(&self, room: &Room, role: Role, view: Progress) -> Option<(Phase, Mono)> {
-        if view.terminal.is_none() {
-            // Decode waits although prefill, on this host too, has told all: nothing queues any more.
-            if role == Role::Decode && view.phase == Phase::Transfer && room.has_prefill {
-                let prefill = room.progress(Role::Prefill);
-                if prefill.terminal == Some(Outcome::Success) {
-                    return Some((Phase::Conclude, prefill.since));
-                }
-            }
-            return Some((view.phase, view.since));
-        }
-        match role {
-            // All told, not yet acknowledged.
-            Role::Prefill if view.terminal == Some(Outcome::Success) && !room.has_decode => {
-                Some((Phase::Conclude, view.since))
-            }
-            Role::Decode if !room.has_prefill => room.abort.map(|a| (Phase::Abort, a.at)),
-            _ => None,
-        }
     }
 
     fn threshold(&self, subject: Option<&Link>, phase: Phase) -> Threshold {
@@ -240,7 +218,7 @@ impl RoomTable {
             Delivery::Acknowledged => Sent::Acknowledged(sent),
             Delivery::Lost { at, error } => Sent::Lost { sent, at, error },
             Delivery::Unknown => {
-                let una = on.and_then(|s| self.connections.get(s)).and_then(|k| k.una);
+                let una = on.and_then(|s| self.connections.get(self.connections.find(s))).and_then(|k| k.una);
                 if una.is_some_and(|(_, read)| read > sent) { Sent::Waiting(sent) } else { Sent::Unknown }
             }
         }
@@ -290,5 +268,27 @@ const fn gravity(sent: &Sent) -> u8 {
         Sent::Acknowledged(_) => 1,
         Sent::Waiting(_) => 2,
         Sent::Lost { .. } => 3,
+    }
+}
+
+/// Phase of a view for judging. A view that is over can still owe its peer a message.
+fn phase_of(room: &Room, role: Role, view: Progress) -> Option<(Phase, Mono)> {
+    if view.terminal.is_none() {
+        // Decode waits although prefill, on this host too, has told all: nothing queues any more.
+        if role == Role::Decode && view.phase == Phase::Transfer && room.has_prefill {
+            let prefill = room.progress(Role::Prefill);
+            if prefill.terminal == Some(Outcome::Success) {
+                return Some((Phase::Conclude, prefill.since));
+            }
+        }
+        return Some((view.phase, view.since));
+    }
+    match role {
+        // All told, not yet acknowledged.
+        Role::Prefill if view.terminal == Some(Outcome::Success) && !room.has_decode => {
+            Some((Phase::Conclude, view.since))
+        }
+        Role::Decode if !room.has_prefill => room.abort.map(|a| (Phase::Abort, a.at)),
+        _ => None,
     }
 }

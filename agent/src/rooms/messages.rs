@@ -6,7 +6,7 @@
 use std::net::SocketAddr;
 
 use crate::event::{Direction, Mono};
-use crate::rooms::connections::Awaited;
+use crate::rooms::connections::{Awaited, ConnectionId};
 use crate::rooms::model::{Completeness, Connection, Event, Outcome, Role};
 use crate::rooms::peers::{Concluded, EndpointId, NONE, PairId, SessionId};
 use crate::rooms::room::{Abort, Delivery, Link, MAX_LINKS, Mark, Room, Told};
@@ -27,6 +27,8 @@ pub(crate) struct Seen<'a> {
     connection: &'a Connection,
     direction: Direction,
     end: u32,
+    /// The connection as it is followed.
+    known: ConnectionId,
     /// Endpoint that it is for.
     target: EndpointId,
     /// Role of this host's end.
@@ -65,11 +67,11 @@ impl RoomTable {
     ) {
         let kind = decoded.message.kind();
         let role = role_of(kind.flow(), direction);
-        let target = self.target(connection, direction, at);
+        let (known, target) = self.target(connection, direction, at);
         let (backend, releases) = (decoded.backend, decoded.releases);
-        let seen = Seen { at, connection, direction, end, target, role, kind, backend, releases };
+        let seen = Seen { at, connection, direction, end, known, target, role, kind, backend, releases };
         if backend != Backend::Shared
-            && let Some(k) = self.connections.get_mut(connection.socket)
+            && let Some(k) = self.connections.get_mut(known)
         {
             k.backend = Some(backend);
             k.releases = Some(both(k.releases, releases));
@@ -91,8 +93,9 @@ impl RoomTable {
     }
 
     /// The endpoint that a message went to; the connection is followed from now on.
-    fn target(&mut self, c: &Connection, direction: Direction, at: Mono) -> EndpointId {
-        if let Some(k) = self.connections.get_mut(c.socket) {
+    fn target(&mut self, c: &Connection, direction: Direction, at: Mono) -> (ConnectionId, EndpointId) {
+        let known = self.connections.find(c.socket);
+        if let Some(k) = self.connections.get_mut(known) {
             if k.connection.task.is_none() && c.task.is_some() {
                 k.connection.task = c.task;
                 let owner = if direction == Direction::Sent { k.origin } else { k.target };
@@ -100,14 +103,14 @@ impl RoomTable {
                     e.task = c.task;
                 }
             }
-            return k.target;
+            return (known, k.target);
         }
         let address = match direction {
             Direction::Sent => c.addresses.peer,
             Direction::Received => c.addresses.local,
         };
         let target = self.peers.endpoint(address, c.netns, &mut self.tally.turned_away);
-        self.follow(c, target, at);
+        let known = self.follow(c, target, at);
         if let Some(e) = self.peers.get_mut(target) {
             e.reached = true;
             e.refused = None;
@@ -115,21 +118,23 @@ impl RoomTable {
                 e.task = c.task.or(e.task);
             }
         }
-        target
+        (known, target)
     }
 
     /// Follows a connection from now on.
-    pub(crate) fn follow(&mut self, c: &Connection, target: EndpointId, at: Mono) {
-        if self.connections.insert(c, target, at).is_some() {
-            self.peers.opened(target);
-        } else {
+    pub(crate) fn follow(&mut self, c: &Connection, target: EndpointId, at: Mono) -> ConnectionId {
+        let known = self.connections.insert(c, target, at);
+        if known == NONE {
             self.tally.turned_away.connections += 1;
+        } else {
+            self.peers.opened(target);
         }
+        known
     }
 
     /// Names the rank at the connecting side of a connection.
     fn set_origin(&mut self, seen: &Seen<'_>, origin: EndpointId, session: SessionId, pair: PairId) {
-        let Some(k) = self.connections.get_mut(seen.connection.socket) else { return };
+        let Some(k) = self.connections.get_mut(seen.known) else { return };
         k.session = session;
         k.pair = pair;
         if k.origin == origin || origin == NONE {
@@ -157,7 +162,7 @@ impl RoomTable {
             Direction::Received => seen.connection.addresses.peer.ip(),
         });
         let address = SocketAddr::new(ip.to_canonical(), port);
-        if let Some(k) = self.connections.get(seen.connection.socket)
+        if let Some(k) = self.connections.get(seen.known)
             && self.peers.address(k.origin) == Some(address)
         {
             return k.origin;
@@ -166,7 +171,7 @@ impl RoomTable {
     }
 
     fn session_id(&mut self, seen: &Seen<'_>, name: &str, decode: EndpointId) -> SessionId {
-        if let Some(k) = self.connections.get(seen.connection.socket)
+        if let Some(k) = self.connections.get(seen.known)
             && self.peers.session_name(k.session) == Some(name)
         {
             return k.session;
@@ -190,10 +195,10 @@ impl RoomTable {
     fn metadata(&mut self, seen: Seen<'_>, m: &Metadata<'_>, out: &mut Vec<Event>) {
         let decode = match m.decode {
             Some(Endpoint { ip, port, .. }) => self.decode_endpoint(&seen, ip, port),
-            None => self.connections.get(seen.connection.socket).map_or(NONE, |k| k.origin),
+            None => self.connections.get(seen.known).map_or(NONE, |k| k.origin),
         };
         let session = self.session_id(&seen, m.session, decode);
-        let pair = match self.connections.get(seen.connection.socket) {
+        let pair = match self.connections.get(seen.known) {
             Some(k) if k.session == session && k.pair != NONE => k.pair,
             _ => self.peers.pair(seen.target, decode, session, &mut self.tally.turned_away),
         };
@@ -213,6 +218,10 @@ impl RoomTable {
                 return;
             }
             None => {
+                // Most rooms have one link: room for it alone.
+                if room.links.is_empty() {
+                    room.links.reserve_exact(1);
+                }
                 room.links.push(new_link(&seen, m, decode, session, pair, numbers));
                 room.links.len() - 1
             }
@@ -255,7 +264,7 @@ impl RoomTable {
 
     /// Backend and releases of a room, from the connection and the message.
     fn learn_backend(&mut self, seen: &Seen<'_>, pair: PairId) -> (Option<Backend>, Option<Releases>) {
-        let k = self.connections.get(seen.connection.socket);
+        let k = self.connections.get(seen.known);
         let mut known = (k.and_then(|k| k.backend), k.and_then(|k| k.releases));
         if seen.backend != Backend::Shared {
             known = (Some(seen.backend), Some(both(known.1, seen.releases)));
@@ -276,7 +285,7 @@ impl RoomTable {
         out: &mut Vec<Event>,
     ) -> Option<u32> {
         let home = (seen.target, decode);
-        if let Some(slot) = self.by_room.get(&m.room).copied() {
+        if let Some(slot) = self.numbers.open(m.room) {
             let room = self.rooms.get(slot)?;
             if !self.begins_another_life(room, seen, m, decode, session) {
                 return Some(slot);
@@ -285,7 +294,7 @@ impl RoomTable {
             self.close_room(slot, outcome, seen.at, out);
             return self.open_room(m.room, self.next_life(m.room), seen.at, home, out);
         }
-        if self.tombs.get(m.room).is_some() && self.is_late(seen, m, decode, session) {
+        if self.numbers.tomb(m.room).is_some() && self.is_late(seen, m, decode, session) {
             self.tally.turned_away.late += 1;
             return None;
         }
@@ -336,21 +345,18 @@ impl RoomTable {
     /// Whether a room met on this connection may have begun before the agent looked.
     fn maybe_older(&self, seen: &Seen<'_>, reach: u64) -> bool {
         seen.connection.preexisting
-            && self
-                .connections
-                .get(seen.connection.socket)
-                .is_none_or(|k| seen.at.since(k.first_seen) < reach)
+            && self.connections.get(seen.known).is_none_or(|k| seen.at.since(k.first_seen) < reach)
     }
 
     fn abort(&mut self, seen: Seen<'_>, m: RoomFrom, out: &mut Vec<Event>) {
         let decode = self.decode_endpoint(&seen, m.ip, m.port);
-        let known = self.connections.get_mut(seen.connection.socket);
+        let known = self.connections.get_mut(seen.known);
         let generations = known.is_some_and(|k| {
             k.generations |= m.generation.is_some();
             k.generations
         });
-        let slot = if let Some(slot) = self.by_room.get(&m.room) {
-            *slot
+        let slot = if let Some(slot) = self.numbers.open(m.room) {
+            slot
         } else if self.is_late_for(m.room, seen.at) {
             self.tally.turned_away.late += 1;
             return;
@@ -424,7 +430,7 @@ impl RoomTable {
             p.prefill_complete = true;
         }
         let home = (seen.target, decode);
-        let slot = match (self.by_room.get(&m.room).copied(), self.tombs.get(m.room)) {
+        let slot = match (self.numbers.open(m.room), self.numbers.tomb(m.room)) {
             (Some(slot), _) => Some(slot),
             (None, Some(tomb)) if seen.at.since(tomb.closed_at) < RACE => {
                 self.tally.turned_away.late += 1;
@@ -447,7 +453,7 @@ impl RoomTable {
 
     fn status(&mut self, seen: Seen<'_>, m: &Status<'_>, out: &mut Vec<Event>) {
         let Some(slot) = self.room_for_status(&seen, m, out) else { return };
-        let origin = self.connections.get(seen.connection.socket).map_or(NONE, |k| k.origin);
+        let origin = self.connections.get(seen.known).map_or(NONE, |k| k.origin);
         if !m.status.is_terminal() {
             if let Some(room) = self.rooms.get_mut(slot) {
                 room.computed_at.get_or_insert(seen.at);
@@ -504,8 +510,8 @@ impl RoomTable {
     /// The open room that a STATUS belongs to. One of a room that began before the agent looked opens (and
     /// mostly closes) it; any other of an unknown room is none of ours.
     fn room_for_status(&mut self, seen: &Seen<'_>, m: &Status<'_>, out: &mut Vec<Event>) -> Option<u32> {
-        if let Some(slot) = self.by_room.get(&m.room) {
-            return Some(*slot);
+        if let Some(slot) = self.numbers.open(m.room) {
+            return Some(slot);
         }
         if self.is_late_for(m.room, seen.at) {
             self.tally.turned_away.late += 1;
@@ -597,7 +603,7 @@ impl RoomTable {
     }
 
     fn abort_ack(&mut self, seen: Seen<'_>, m: AbortAck, out: &mut Vec<Event>) {
-        let Some(slot) = self.by_room.get(&m.room).copied() else {
+        let Some(slot) = self.numbers.open(m.room) else {
             self.count_stray(m.room, seen.at);
             return;
         };
@@ -617,7 +623,7 @@ impl RoomTable {
 
     fn pp_state(&mut self, seen: Seen<'_>, m: PpState, out: &mut Vec<Event>) {
         // Opens nothing: it comes before any hand-over has begun.
-        let Some(slot) = self.by_room.get(&m.room).copied() else { return };
+        let Some(slot) = self.numbers.open(m.room) else { return };
         let Some(room) = self.rooms.get_mut(slot) else { return };
         if m.status == Some(KvPoll::Failed) && room.has_prefill {
             room.failed_inside.get_or_insert(seen.at);
@@ -626,7 +632,7 @@ impl RoomTable {
     }
 
     fn staging(&mut self, seen: Seen<'_>, room: u64, request: bool, out: &mut Vec<Event>) {
-        if let Some(room) = self.by_room.get(&room).and_then(|s| self.rooms.get_mut(*s)) {
+        if let Some(room) = self.numbers.open(room).and_then(|s| self.rooms.get_mut(s)) {
             room.staging_wait = request.then_some(seen.at);
         }
         self.passing(seen, room, out);
@@ -634,11 +640,11 @@ impl RoomTable {
 
     /// A message that only shows that the room moves.
     fn passing(&mut self, seen: Seen<'_>, room: u64, out: &mut Vec<Event>) {
-        let Some(slot) = self.by_room.get(&room).copied() else {
+        let Some(slot) = self.numbers.open(room) else {
             self.count_stray(room, seen.at);
             return;
         };
-        let origin = self.connections.get(seen.connection.socket).map_or(NONE, |k| k.origin);
+        let origin = self.connections.get(seen.known).map_or(NONE, |k| k.origin);
         let link = self.link_of(slot, seen.target, seen.target);
         self.mark(slot, &seen, origin, link, None, None, None);
         self.settle(slot, seen.at, out);
@@ -679,7 +685,7 @@ impl RoomTable {
         let link = u16::try_from(link).unwrap_or(u16::MAX);
         let mut end = 0;
         if seen.direction == Direction::Sent
-            && let Some(k) = self.connections.get_mut(seen.connection.socket)
+            && let Some(k) = self.connections.get_mut(seen.known)
         {
             end = k.unwrap(seen.end);
             let awaited = Awaited { end, at: seen.at, slot, generation, kind: seen.kind, link };

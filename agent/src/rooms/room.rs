@@ -109,6 +109,7 @@ impl Link {
 
 /// An ABORT of a room.
 #[derive(Clone, Copy, Debug)]
+#[allow(clippy::struct_excessive_bools, reason = "four independent facts")]
 pub(crate) struct Abort {
     pub(crate) at: Mono,
     /// With a generation (decode holds pages until the acknowledgement).
@@ -124,6 +125,11 @@ pub(crate) struct Abort {
 
 /// One room in one life.
 #[derive(Clone, Debug)]
+#[allow(
+    clippy::struct_excessive_bools,
+    clippy::struct_field_names,
+    reason = "independent facts; the engine's own word"
+)]
 pub(crate) struct Room {
     pub(crate) room: u64,
     pub(crate) incarnation: u32,
@@ -151,7 +157,7 @@ pub(crate) struct Room {
     pub(crate) decode_gone: bool,
     /// A pipeline rank said Failed inside the prefill instance.
     pub(crate) failed_inside: Option<Mono>,
-    /// STAGING_REQ without STAGING_RSP.
+    /// `STAGING_REQ` without `STAGING_RSP`.
     pub(crate) staging_wait: Option<Mono>,
     pub(crate) marks: ArrayVec<Mark, MAX_MARKS>,
     pub(crate) marks_dropped: u32,
@@ -293,7 +299,7 @@ impl Room {
         if let Some(at) = failed.or(self.failed_inside) {
             return p(Phase::Done, at, KvPoll::Failed, Some(Outcome::Failed));
         }
-        if owed > 0 && told == owed && complete | (got == 0) {
+        if owed > 0 && told == owed && (complete || got == 0) {
             let terminal = (!lost).then_some(Outcome::Success);
             let phase = if lost { Phase::Conclude } else { Phase::Done };
             return p(phase, last_told, KvPoll::Success, terminal);

@@ -1,7 +1,7 @@
-//! Where open rooms live: slots with generations, linked in the order of opening; and the memory of those
-//! that have closed.
+//! Where open rooms live: slots with generations, linked in the order of opening; and what stands
+//! behind each number.
 //!
-//! Pure and bounded: the caller limits the slots, [`Tombs`] limits itself.
+//! Pure and bounded: the caller limits the slots, [`Numbers`] limits the closed ones itself.
 
 use std::collections::VecDeque;
 
@@ -110,32 +110,51 @@ pub(crate) struct Tomb {
     pub(crate) closed_at: Mono,
 }
 
-/// Numbers of closed rooms, so that late messages open nothing and lives are counted. The oldest make way.
-#[derive(Debug)]
-pub(crate) struct Tombs {
-    by_room: HashMap<u64, Tomb>,
-    order: VecDeque<(u64, u32)>,
-    max: usize,
+/// What stands behind a room number.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    /// Slot of its open room, [`NONE`] when it has closed.
+    slot: u32,
+    last: Tomb,
 }
 
-impl Tombs {
-    pub(crate) fn new(max: usize) -> Self {
-        Self { by_room: HashMap::new(), order: VecDeque::new(), max }
+/// Room numbers: those of open rooms, and those of closed ones, so that late messages open nothing and lives
+/// are counted. Of the closed ones the oldest make way.
+#[derive(Debug)]
+pub(crate) struct Numbers {
+    places: HashMap<u64, Place>,
+    closed: VecDeque<(u64, u32)>,
+    max_closed: usize,
+}
+
+impl Numbers {
+    pub(crate) fn new(max_closed: usize) -> Self {
+        Self { places: HashMap::new(), closed: VecDeque::new(), max_closed }
     }
 
-    pub(crate) fn get(&self, room: u64) -> Option<Tomb> {
-        self.by_room.get(&room).copied()
+    /// Slot of the open room.
+    pub(crate) fn open(&self, room: u64) -> Option<u32> {
+        self.places.get(&room).map(|p| p.slot).filter(|s| *s != NONE)
     }
 
-    pub(crate) fn insert(&mut self, room: u64, tomb: Tomb) {
-        if self.order.len() >= self.max
-            && let Some((old, incarnation)) = self.order.pop_front()
+    /// The last room of this number, if it has closed.
+    pub(crate) fn tomb(&self, room: u64) -> Option<Tomb> {
+        self.places.get(&room).filter(|p| p.slot == NONE).map(|p| p.last)
+    }
+
+    pub(crate) fn begin(&mut self, room: u64, slot: u32, incarnation: u32) {
+        self.places.insert(room, Place { slot, last: Tomb { incarnation, closed_at: Mono(0) } });
+    }
+
+    pub(crate) fn end(&mut self, room: u64, last: Tomb) {
+        self.places.insert(room, Place { slot: NONE, last });
+        self.closed.push_back((room, last.incarnation));
+        if self.closed.len() > self.max_closed
+            && let Some((old, incarnation)) = self.closed.pop_front()
             // A number used again has a later entry: only the last one takes it away.
-            && self.by_room.get(&old).is_some_and(|t| t.incarnation == incarnation)
+            && self.places.get(&old).is_some_and(|p| p.slot == NONE && p.last.incarnation == incarnation)
         {
-            self.by_room.remove(&old);
+            self.places.remove(&old);
         }
-        self.by_room.insert(room, tomb);
-        self.order.push_back((room, tomb.incarnation));
     }
 }

@@ -39,13 +39,13 @@ impl RoomTable {
 
     fn verdict_of(&self, room: &Room, at: Mono) -> Option<Verdict> {
         let j = room.judgement.as_deref()?;
-        // A room that has closed is explained as it was before.
-        let mut view = room.progress(j.role);
+        let view = room.progress(j.role);
         let last = room.phases.get(usize::from(j.role == Role::Decode)).copied();
-        if let (Some(_), Some((phase, since))) = (room.closed, last) {
-            view = Progress { phase, since, terminal: None, ..view };
-        }
-        let facts = self.facts(room, j.role, view, at)?;
+        // A view that has just ended is explained as it was before.
+        let facts = self.facts(room, j.role, view, at).or_else(|| {
+            let (phase, since) = last?;
+            self.facts(room, j.role, Progress { phase, since, terminal: None, ..view }, at)
+        })?;
         Some(explain(&facts, j))
     }
 

@@ -16,7 +16,7 @@ use crate::rooms::estimate::Rule;
 use crate::rooms::model::{Event, Input, Outcome, Role, RoomSnapshot};
 use crate::rooms::peers::{EndpointId, Peers};
 use crate::rooms::room::Room;
-use crate::rooms::slab::{Slab, Tomb, Tombs};
+use crate::rooms::slab::{Numbers, Slab, Tomb};
 use crate::rooms::wheel::Wheel;
 use crate::sglang::message::{Backend, KvPoll, Releases};
 use crate::verdict::facts::Limits;
@@ -30,7 +30,7 @@ const MAX_TOMBS: usize = 131_072;
 const LATE_FOR: u64 = 600 * SECOND;
 
 /// Rooms judged in one call of `tick` or `handle`; the rest is due in the next.
-const MAX_DUE: usize = 8192;
+const MAX_DUE: usize = 2048;
 
 /// Limits and times of the room table. Times are nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -128,9 +128,8 @@ pub struct RoomTable {
     pub(crate) peers: Peers,
     pub(crate) connections: Connections,
     pub(crate) rooms: Slab,
-    pub(crate) by_room: HashMap<u64, u32>,
     pub(crate) closed: VecDeque<Box<Room>>,
-    pub(crate) tombs: Tombs,
+    pub(crate) numbers: Numbers,
     pub(crate) wheel: Wheel,
     /// Rooms that may be given up when space runs out: nothing is owed, or their end cannot be seen.
     pub(crate) expendable: VecDeque<(u32, u32)>,
@@ -155,9 +154,8 @@ impl RoomTable {
             peers: Peers::default(),
             connections: Connections::new(config.max_connections),
             rooms: Slab::new(),
-            by_room: HashMap::new(),
             closed: VecDeque::new(),
-            tombs: Tombs::new(MAX_TOMBS),
+            numbers: Numbers::new(MAX_TOMBS),
             wheel: Wheel::new(),
             expendable: VecDeque::new(),
             groups: HashMap::new(),
@@ -223,7 +221,7 @@ impl RoomTable {
             .filter(|r| r.room == room)
             .map(|r| self.snapshot_of(r, r.closed.map_or(self.now, |(at, _)| at)))
             .collect();
-        if let Some(open) = self.by_room.get(&room).and_then(|slot| self.rooms.get(*slot)) {
+        if let Some(open) = self.numbers.open(room).and_then(|slot| self.rooms.get(slot)) {
             all.push(self.snapshot_of(open, self.now));
         }
         all
@@ -352,7 +350,7 @@ impl RoomTable {
             return None;
         }
         let slot = self.rooms.insert(Room::new(room, incarnation, at, home));
-        self.by_room.insert(room, slot);
+        self.numbers.begin(room, slot, incarnation);
         Some(slot)
     }
 
@@ -372,9 +370,6 @@ impl RoomTable {
         self.unpin(slot);
         self.wheel.remove(slot);
         let Some(mut room) = self.rooms.remove(slot) else { return };
-        if self.by_room.get(&room.room) == Some(&slot) {
-            self.by_room.remove(&room.room);
-        }
         room.closed = Some((at, outcome));
         for (i, role) in [Role::Prefill, Role::Decode].into_iter().enumerate() {
             if let Some(state) = room.counted.get_mut(i).and_then(Option::take) {
@@ -384,8 +379,7 @@ impl RoomTable {
                 self.tally.close(role, room.progress(role).terminal.unwrap_or(outcome));
             }
         }
-        let tomb = Tomb { incarnation: room.incarnation, closed_at: at };
-        self.tombs.insert(room.room, tomb);
+        self.numbers.end(room.room, Tomb { incarnation: room.incarnation, closed_at: at });
         out.push(Event::Closed(self.snapshot_of(&room, at)));
         if self.config.max_closed > 0 {
             if self.closed.len() >= self.config.max_closed {
@@ -420,12 +414,12 @@ impl RoomTable {
 
     /// Whether a message for this number, which no open room has, is one of its last room.
     pub(crate) fn is_late_for(&self, room: u64, at: Mono) -> bool {
-        self.tombs.get(room).is_some_and(|t| at.since(t.closed_at) < LATE_FOR)
+        self.numbers.tomb(room).is_some_and(|t| at.since(t.closed_at) < LATE_FOR)
     }
 
     /// Which life of this number begins now.
     pub(crate) fn next_life(&self, room: u64) -> u32 {
-        self.tombs.get(room).map_or(0, |t| t.incarnation.saturating_add(1))
+        self.numbers.tomb(room).map_or(0, |t| t.incarnation.saturating_add(1))
     }
 
     pub(crate) fn count_state(&mut self, role: Role, state: KvPoll, more: bool) {

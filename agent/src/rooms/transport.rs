@@ -23,7 +23,7 @@ impl RoomTable {
     fn established(&mut self, at: Mono, c: &Connection, old: TcpState) {
         let listening = if old == TcpState::SynSent { c.addresses.peer } else { c.addresses.local };
         let Some(target) = self.peers.find(listening, c.netns) else { return };
-        if self.connections.get(c.socket).is_none() {
+        if self.connections.find(c.socket) == NONE {
             self.follow(c, target, at);
         }
         if let Some(e) = self.peers.get_mut(target) {
@@ -58,7 +58,8 @@ impl RoomTable {
         change: &StateChange,
         out: &mut Vec<Event>,
     ) {
-        let Some(k) = self.connections.get_mut(c.socket) else { return };
+        let known = self.connections.find(c.socket);
+        let Some(k) = self.connections.get_mut(known) else { return };
         if std::mem::replace(&mut k.live, false) {
             let (target, origin) = (k.target, k.origin);
             self.peers.went(target, at);
@@ -98,7 +99,8 @@ impl RoomTable {
 
     pub(crate) fn acknowledged(&mut self, at: Mono, socket: SocketId, una: u32, out: &mut Vec<Event>) {
         let mut acked = std::mem::take(&mut self.scratch);
-        if let Some(k) = self.connections.get_mut(socket) {
+        let known = self.connections.find(socket);
+        if let Some(k) = self.connections.get_mut(known) {
             k.acknowledge(una, at, &mut acked);
         }
         for a in acked.drain(..) {
@@ -125,7 +127,7 @@ impl RoomTable {
 
     /// The listening side of a connection.
     fn listening(&mut self, c: &Connection, direction: Direction) -> Option<EndpointId> {
-        if let Some(k) = self.connections.get(c.socket) {
+        if let Some(k) = self.connections.get(self.connections.find(c.socket)) {
             return Some(k.target);
         }
         let guess = match direction {

@@ -83,7 +83,9 @@ pub struct Live {
 pub fn start(config: &CaptureConfig) -> Option<Live> {
     match Capture::start(config) {
         Ok(capture) => Some(Live { capture, events: Vec::new() }),
-        Err(e @ (KernelError::NotPrivileged { .. } | KernelError::NoBpf { .. } | KernelError::NoHook { .. })) => {
+        Err(
+            e @ (KernelError::NotPrivileged { .. } | KernelError::NoBpf { .. } | KernelError::NoHook { .. }),
+        ) => {
             skip(&e.to_string());
             None
         }
@@ -134,10 +136,7 @@ impl Live {
 
     /// The socket with this local and peer address.
     pub fn socket(&self, local: SocketAddr, peer: SocketAddr) -> Option<SocketId> {
-        self.events
-            .iter()
-            .find(|e| e.addresses.local == local && e.addresses.peer == peer)
-            .map(|e| e.socket)
+        self.events.iter().find(|e| e.addresses.local == local && e.addresses.peer == peer).map(|e| e.socket)
     }
 
     pub fn of(&self, socket: SocketId) -> impl Iterator<Item = &Seen> {
@@ -164,16 +163,22 @@ impl Live {
         }
         let mut times = vec![0u8; truth.len() + 1];
         for (start, end, body) in &records {
-            assert!(*end <= truth.len() + 1, "bytes beyond the end of the stream: {start}..{end} of {}", truth.len());
-            for n in *start..*end {
-                times[n] = times[n].saturating_add(1);
+            assert!(
+                *end <= truth.len() + 1,
+                "bytes beyond the end of the stream: {start}..{end} of {}",
+                truth.len()
+            );
+            for n in &mut times[*start..*end] {
+                *n = n.saturating_add(1);
             }
             if let Err(why) = body {
                 *coverage.absent.entry(*why).or_default() += end - start;
             }
         }
-        coverage.holes = times[..truth.len()].iter().filter(|t| **t == 0).count();
-        coverage.overlaps = times[..truth.len()].iter().filter(|t| **t > 1).count();
+        let bytes_with =
+            |is: &dyn Fn(u8) -> bool| times[..truth.len()].iter().copied().filter(|t| is(*t)).count();
+        coverage.holes = bytes_with(&|t| t == 0);
+        coverage.overlaps = bytes_with(&|t| t > 1);
         for (start, end, body) in &records {
             if let Ok(bytes) = body {
                 let wrong = (*start..*end).any(|n| times[n] == 1 && truth.get(n) != Some(&bytes[n - start]));

@@ -1,7 +1,8 @@
 //! One run of the engine with the agent attached.
 //!
 //! The harness says by files where it stands: `ready` when its processes are up, `warm` when a few healthy rooms have
-//! opened the connections; it waits for `go` and `load` before it goes on. The agent starts before `go` or after `warm`.
+//! opened the connections, `held` when the load is over; it waits for `go`, `load` and `end` before it goes on. The agent
+//! runs from before the harness, or from `warm`, to `held`.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -22,6 +23,8 @@ use super::{json_lines, script};
 const STARTUP: Duration = Duration::from_mins(10);
 /// How long the agent may take to attach or to end.
 const AGENT: Duration = Duration::from_secs(30);
+/// How long the engine may take to end.
+const END: Duration = Duration::from_mins(1);
 /// How long any load may take beyond what its flags say.
 const LOAD: Duration = Duration::from_mins(3);
 /// Between the agent's first output and the load: hooks are attached and existing sockets found by then.
@@ -146,12 +149,67 @@ pub(super) fn run(
     };
     agent.check()?;
     harness.release("load")?;
-    harness.finish(LOAD)?;
-    // What becomes of a room's last second is written at the next turn of the agent's clock.
-    sleep(Duration::from_secs(2));
+    harness.reach("held", LOAD)?;
     agent.check()?;
+    // The engine still runs: its end would make every room that is open a room with a lost peer.
     agent.stop()?;
-    score(attach, &harness.truth(), &events, dir)
+    harness.release("end")?;
+    harness.finish(END)?;
+    let own = own_events(&events, dir)?;
+    score(attach, &harness.truth(), &own, dir)
+}
+
+/// Copies the events of this engine: the agent sees the whole host, and other engines may run on it. An event is
+/// another's if it names endpoints and none of them is a listener of ours.
+fn own_events(events: &Path, dir: &Path) -> Result<PathBuf> {
+    let ready: Value =
+        serde_json::from_slice(&std::fs::read(dir.join("ready"))?).context("the harness's ready file")?;
+    let listeners =
+        |process: &Value| process.get("listeners").and_then(Value::as_array).cloned().unwrap_or_default();
+    let ports: Vec<u64> = ready
+        .get("procs")
+        .and_then(Value::as_object)
+        .context("the harness's ready file names no processes")?
+        .values()
+        .flat_map(listeners)
+        .filter_map(|port| port.as_u64())
+        .collect();
+    let mut text = String::new();
+    let mut others = 0;
+    for event in json_lines(events)? {
+        let mut named = Vec::new();
+        endpoint_ports(event.get("views").unwrap_or(&Value::Null), &mut named);
+        if named.is_empty() || named.iter().any(|port| ports.contains(port)) {
+            text.push_str(&event.to_string());
+            text.push('\n');
+        } else {
+            others += 1;
+        }
+    }
+    if others > 0 {
+        eprintln!("   {others} events are about other engines on this host and do not count");
+    }
+    let own = dir.join("events.own.jsonl");
+    std::fs::write(&own, text).with_context(|| format!("write {}", own.display()))?;
+    Ok(own)
+}
+
+/// The ports of every endpoint and peer named in a value.
+fn endpoint_ports(value: &Value, ports: &mut Vec<u64>) {
+    match value {
+        Value::Object(fields) => {
+            for (name, field) in fields {
+                match field.as_str().filter(|_| name == "endpoint" || name == "peer") {
+                    Some(address) => {
+                        ports.extend(address.rsplit(':').next().and_then(|p| p.parse::<u64>().ok()));
+                    }
+                    None => endpoint_ports(field, ports),
+                }
+            }
+        }
+        Value::Array(items) => items.iter().for_each(|item| endpoint_ports(item, ports)),
+        _ => {}
+    }
 }
 
 /// Compares what the agent said with what the engine did.
@@ -194,6 +252,7 @@ impl Harness {
             .arg(dir.join("engine"))
             .args(["--ready-file", &path(dir, "ready"), "--wait-file", &path(dir, "go")])
             .args(["--warm-file", &path(dir, "warm"), "--load-file", &path(dir, "load")])
+            .args(["--held-file", &path(dir, "held"), "--end-file", &path(dir, "end")])
             .env("NIXL_SITE", &engine.nixl)
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
