@@ -315,7 +315,8 @@ fn a_fin_does_not_move_the_bytes_before_it() {
     received.assert_whole();
     let (local, peer) = pair.addresses();
     let server = live.socket(peer, local).unwrap();
-    let fin = |live: &Live| live.of(server).filter_map(live::Seen::state).any(|s| s.new == TcpState::CloseWait);
+    let fin =
+        |live: &Live| live.of(server).filter_map(live::Seen::state).any(|s| s.new == TcpState::CloseWait);
     assert!(fin(&live), "the FIN is reported");
 }
 
@@ -468,7 +469,9 @@ fn mptcp_is_counted_as_not_visible() {
     }
     live.drain();
     let port = u16::from_be(address.sin_port);
-    assert!(live.events.iter().all(|e| e.addresses.peer.port() != port || !matches!(e.what, Kept::Bytes { .. })));
+    assert!(
+        live.events.iter().all(|e| e.addresses.peer.port() != port || !matches!(e.what, Kept::Bytes { .. }))
+    );
     assert!(live.capture.counters().unwrap().mptcp > before, "{:?}", live.capture.counters());
 }
 

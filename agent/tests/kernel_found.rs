@@ -58,7 +58,8 @@ fn sockets_opened_before_the_capture_are_found_and_followed() {
     let of_it = with_port(&live.events, port);
     let listens = of_it.iter().find(|e| e.found().is_some_and(|f| f.state == TcpState::Listen));
     assert_eq!(listens.unwrap().addresses.local, listener.local_addr().unwrap());
-    let found: Vec<_> = of_it.iter().filter(|e| e.found().is_some_and(|f| f.state == TcpState::Established)).collect();
+    let found: Vec<_> =
+        of_it.iter().filter(|e| e.found().is_some_and(|f| f.state == TcpState::Established)).collect();
     assert_eq!(found.len(), 2, "{of_it:#?}");
     for end in &found {
         assert_eq!(end.task.unwrap().tgid, std::process::id());
@@ -68,7 +69,9 @@ fn sockets_opened_before_the_capture_are_found_and_followed() {
     let (start, body) = of_it
         .iter()
         .find_map(|e| match &e.what {
-            Kept::Bytes { direction: Direction::Sent, end, len, body } => Some((end.wrapping_sub(*len), body.clone())),
+            Kept::Bytes { direction: Direction::Sent, end, len, body } => {
+                Some((end.wrapping_sub(*len), body.clone()))
+            }
             _ => None,
         })
         .unwrap();
@@ -103,7 +106,9 @@ fn what_is_shipped_before_a_judgement_is_bounded() {
     live.drain();
     let bodies: Vec<_> = with_port(&live.events, listener.local_addr().unwrap().port())
         .into_iter()
-        .filter_map(|e| if let Kept::Bytes { body, .. } = e.what { Some(body.map(|b| b.len())) } else { None })
+        .filter_map(
+            |e| if let Kept::Bytes { body, .. } = e.what { Some(body.map(|b| b.len())) } else { None },
+        )
         .collect();
     assert_eq!(bodies, [Ok(60), Err(NotCaptured::Budget), Err(NotCaptured::Budget)]);
 }
@@ -130,7 +135,8 @@ fn listeners_and_connect_attempts_of_engines_are_reported_with_their_result() {
     assert!(has(TcpState::SynSent, TcpState::Established, 0).is_some());
     // The accepted socket is watched because its listener is, before any byte.
     assert!(has(TcpState::SynRecv, TcpState::Established, 0).is_some(), "{states:#?}");
-    let refused = has(TcpState::SynSent, TcpState::Close, libc::ECONNREFUSED.cast_unsigned()).expect("the refusal");
+    let refused =
+        has(TcpState::SynSent, TcpState::Close, libc::ECONNREFUSED.cast_unsigned()).expect("the refusal");
     assert_eq!(refused.addresses.peer, at);
 }
 

@@ -71,7 +71,9 @@ fn tcpdump_and_the_programs_see_the_same_bytes() {
         .spawn();
     let mut tcpdump = match started {
         Ok(child) => child,
-        Err(e) => return live::skip(&format!("tcpdump cannot be started ({e}): install the package tcpdump")),
+        Err(e) => {
+            return live::skip(&format!("tcpdump cannot be started ({e}): install the package tcpdump"));
+        }
     };
     let mut said = BufReader::new(tcpdump.stderr.take().unwrap());
     let mut line = String::new();
@@ -211,7 +213,8 @@ fn read_pcap(file: &[u8]) -> BTreeMap<Flow, Stream> {
         };
         let Some(TransportSlice::Tcp(tcp)) = packet.transport else { continue };
         if !tcp.payload().is_empty() {
-            let flow = (SocketAddr::new(from, tcp.source_port()), SocketAddr::new(to, tcp.destination_port()));
+            let flow =
+                (SocketAddr::new(from, tcp.source_port()), SocketAddr::new(to, tcp.destination_port()));
             let stream = streams.entry(flow).or_default();
             stream.add(tcp.sequence_number(), tcp.payload().iter().map(|b| Some(*b)));
         }

@@ -83,7 +83,9 @@ pub struct Live {
 pub fn start(config: &CaptureConfig) -> Option<Live> {
     match Capture::start(config) {
         Ok(capture) => Some(Live { capture, events: Vec::new() }),
-        Err(e @ (KernelError::NotPrivileged { .. } | KernelError::NoBpf { .. } | KernelError::NoHook { .. })) => {
+        Err(
+            e @ (KernelError::NotPrivileged { .. } | KernelError::NoBpf { .. } | KernelError::NoHook { .. }),
+        ) => {
             skip(&e.to_string());
             None
         }
@@ -134,10 +136,7 @@ impl Live {
 
     /// The socket with this local and peer address.
     pub fn socket(&self, local: SocketAddr, peer: SocketAddr) -> Option<SocketId> {
-        self.events
-            .iter()
-            .find(|e| e.addresses.local == local && e.addresses.peer == peer)
-            .map(|e| e.socket)
+        self.events.iter().find(|e| e.addresses.local == local && e.addresses.peer == peer).map(|e| e.socket)
     }
 
     pub fn of(&self, socket: SocketId) -> impl Iterator<Item = &Seen> {
@@ -164,7 +163,11 @@ impl Live {
         }
         let mut times = vec![0u8; truth.len() + 1];
         for (start, end, body) in &records {
-            assert!(*end <= truth.len() + 1, "bytes beyond the end of the stream: {start}..{end} of {}", truth.len());
+            assert!(
+                *end <= truth.len() + 1,
+                "bytes beyond the end of the stream: {start}..{end} of {}",
+                truth.len()
+            );
             for n in *start..*end {
                 times[n] = times[n].saturating_add(1);
             }
