@@ -91,8 +91,12 @@ fn room_life(c: &mut Criterion) {
             b.iter(|| {
                 number = number.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
                 let room = number >> 1;
-                asks.iter().for_each(|e| feed.metadata(room, *e));
-                tells.iter().for_each(|e| feed.status(room, *e, KvPoll::Success));
+                for e in asks {
+                    feed.metadata(room, *e);
+                }
+                for e in tells {
+                    feed.status(room, *e, KvPoll::Success);
+                }
                 feed.out.clear();
             });
         });
