@@ -6,7 +6,7 @@ use crate::rooms::model::Role;
 use crate::sglang::message::{Backend, Release};
 use crate::verdict::facts::Facts;
 use crate::verdict::judge::Judgement;
-use crate::verdict::model::{Candidate, Class};
+use crate::verdict::model::{Candidate, Class, Confidence};
 
 const REQUEST: &str = "the request at prefill's HTTP port: still open, ended, or never begun";
 const LOADS: &str = "prefill's queue counts and progress counters (/v1/loads): waiting, computing, or still";
@@ -44,12 +44,11 @@ pub(crate) fn candidates(f: &Facts, j: &Judgement) -> Vec<Candidate> {
         Class::StaleEndpoint => {
             vec![reading(Class::PeerLost, &["M33"], P, "whether prefill's process lives (GET /health)")]
         }
-        Class::PeerNotTold => Vec::new(),
         _ => Vec::new(),
     };
     list.retain(|c| c.class != j.class);
     // A proven fact leaves no other reading.
-    if j.confidence == crate::verdict::model::Confidence::Certain {
+    if j.confidence == Confidence::Certain {
         list.clear();
     }
     list
