@@ -117,7 +117,7 @@ async fn one_room_is_the_same_object_as_an_event_line() {
     let pipeline = Pipeline::start(exports, some_rooms());
     let (status, _, body) = get(at, "/api/v1/rooms/5", "").await;
     assert_eq!(status, 200);
-    pipeline.stop().shutdown(Duration::from_secs(60)).await;
+    pipeline.stop().shutdown(Duration::from_mins(1)).await;
     assert_eq!(std::fs::read_to_string(file).unwrap(), body + "\n");
 }
 
@@ -216,7 +216,7 @@ async fn many_idle_clients_do_not_grow_without_bound_and_stopping_closes_them() 
     for _ in 0..150 {
         idle.push(tokio::net::TcpStream::connect(at).await.unwrap());
     }
-    exports.shutdown(Duration::from_secs(60)).await;
+    exports.shutdown(Duration::from_mins(1)).await;
     drop(idle);
     assert!(tokio::net::TcpStream::connect(at).await.is_err());
 }

@@ -104,5 +104,5 @@ async fn openmetrics_has_exemplars_and_an_end() {
     let bucket = bucket.unwrap_or_else(|| panic!("no exemplar in\n{text}"));
     assert!(bucket.contains(&format!("trace_id=\"{trace}\"")), "{bucket}");
     assert!(bucket.contains("} 1.0 1700000002"), "{bucket}");
-    exports.shutdown(Duration::from_secs(60)).await;
+    exports.shutdown(Duration::from_mins(1)).await;
 }

@@ -162,7 +162,7 @@ async fn tls_trusts_the_given_authority_and_no_other() {
         } else {
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             let port = listener.local_addr().unwrap().port();
-            receiver.clone().serve_grpc(listener, Some(&mine), 4 << 20).await;
+            receiver.clone().serve_grpc(listener, Some(&mine), 4 << 20);
             port
         };
         let protocol = Some(if http { Protocol::HttpProtobuf } else { Protocol::Grpc });
@@ -201,7 +201,7 @@ async fn no_pinned_room_is_lost_in_an_outage_with_a_small_queue_and_drops_are_co
     tokio::time::sleep(Duration::from_secs(10)).await;
     let receiver = Receiver::default();
     let listener = TcpListener::bind(at).await.unwrap();
-    receiver.clone().serve_grpc(listener, None, 4 << 20).await;
+    receiver.clone().serve_grpc(listener, None, 4 << 20);
     until("delivery after the outage", || receiver.rooms("room_pinned").len() == 20).await;
     exports.shutdown(GRACE).await;
     let mut rooms: Vec<u64> = receiver.rooms("room_pinned").iter().map(|r| r.parse().unwrap()).collect();
@@ -299,7 +299,7 @@ async fn requests_too_large_for_the_receiver_are_split() {
     let receiver = Receiver::default();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let at = listener.local_addr().unwrap();
-    receiver.clone().serve_grpc(listener, None, 64 << 10).await;
+    receiver.clone().serve_grpc(listener, None, 64 << 10);
     let mut exports = started(to(format!("http://{at}"))).await;
     let counters = exports.counters();
     for n in 0..300 {
@@ -309,6 +309,25 @@ async fn requests_too_large_for_the_receiver_are_split() {
     exports.shutdown(GRACE).await;
     assert_eq!(receiver.rooms("kv_transfer").len(), 300);
     assert!(receiver.received().traces.len() > 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_item_that_no_request_can_hold_is_dropped_alone() {
+    let receiver = Receiver::default();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let at = listener.local_addr().unwrap();
+    receiver.clone().serve_grpc(listener, None, 8 << 10);
+    let mut exports = started(to(format!("http://{at}"))).await;
+    let counters = exports.counters();
+    let mut large = pinned(1);
+    large.messages = vec![large.messages[0]; 128];
+    tell(&mut exports, [Event::Pinned(pinned(0)), Event::Pinned(large), Event::Pinned(pinned(2))]);
+    until("the small ones", || counters.sent(Signal::Traces) == 2).await;
+    exports.shutdown(GRACE).await;
+    let mut rooms = receiver.rooms("room_pinned");
+    rooms.sort_unstable();
+    assert_eq!(rooms, ["0", "2"]);
+    assert_eq!(counters.dropped(Signal::Traces, Reason::TooLarge), 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -357,7 +376,7 @@ async fn replay_waits_instead_of_dropping() {
         (0..6000).for_each(|n| exports.room_event_wait(&Event::Closed(closed(n)), &clock));
         exports
     });
-    exports.await.unwrap().shutdown(Duration::from_secs(60)).await;
+    exports.await.unwrap().shutdown(Duration::from_mins(1)).await;
     let lines = |path| std::fs::read_to_string(path).unwrap().lines().count();
     assert_eq!((lines(file), lines(events)), (6000, 6000));
     assert_eq!(receiver.rooms("kv_transfer").len(), 6000);

@@ -12,6 +12,7 @@
     clippy::ptr_as_ptr,
     clippy::cast_possible_wrap,
     clippy::cast_sign_loss,
+    clippy::many_single_char_names,
     reason = "tests, with system calls of which the standard library knows nothing"
 )]
 
@@ -475,13 +476,15 @@ fn mptcp_is_counted_as_not_visible() {
     assert!(live.capture.counters().unwrap().mptcp > before, "{:?}", live.capture.counters());
 }
 
+/// Sends of each of the two threads, and their length.
+const EACH: usize = 10_000;
+const LEN: usize = 48;
+
 #[test]
 fn two_senders_on_one_socket_never_give_bytes_that_pass_for_right() {
     let Some(mut live) = start() else { return };
     let mut pair = Pair::new("127.0.0.1");
     let mut reader = pair.server.try_clone().unwrap();
-    const EACH: usize = 10_000;
-    const LEN: usize = 48;
     let reader = std::thread::spawn(move || {
         let mut all = vec![0u8; 2 * EACH * LEN];
         for part in all.chunks_mut(4096) {

@@ -20,6 +20,7 @@ mod live;
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::MetadataExt as _;
 
 use live::{Kept, Seen};
 use roomtrace::event::{Direction, NotCaptured, TcpState};
@@ -190,7 +191,6 @@ fn sockets_of_another_network_namespace_are_found() {
         client.write_all(b"there").unwrap();
         let mut into = [0u8; 5];
         server.read_exact(&mut into).unwrap();
-        use std::os::unix::fs::MetadataExt as _;
         let namespace = std::fs::metadata("/proc/thread-self/ns/net").unwrap().ino();
         to_test.send(Some((namespace as u32, listener.local_addr().unwrap()))).unwrap();
         let _ = stopped.recv();

@@ -89,6 +89,10 @@ fn load(time: Duration) {
         assert_eq!(tally.bytes + tally.holes, bytes, "every byte is in a record or in a hole");
         assert_eq!(tally.holes > 0, tally.holes > 0 && counters.ring_full > 0, "a hole is a counted loss");
     }
+    let cost = live.capture.cost().unwrap();
+    let send = cost.iter().find(|c| c.name == "rt_send").unwrap();
+    assert!(send.runs >= sent, "every run is counted: {send:?}");
+    assert!(send.samples > 0 && send.samples <= send.runs / 100 && send.sampled_seconds > 0.0, "{send:?}");
     if counters.ring_full == 0 {
         assert_eq!(tallies.map(|t| t.holes), [0, 0]);
         assert_eq!(counters.malformed + counters.recursion, 0);
@@ -163,7 +167,7 @@ fn a_killed_agent_leaves_nothing_behind() {
 fn captures_until_it_is_killed() {
     let _live = live::start(&CaptureConfig::default()).unwrap();
     println!("CAPTURING");
-    std::thread::sleep(Duration::from_secs(60));
+    std::thread::sleep(Duration::from_mins(1));
 }
 
 /// Ids of this project's programs that are loaded (other tests may load some meanwhile).

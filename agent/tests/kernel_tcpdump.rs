@@ -147,7 +147,7 @@ fn talk(listener: &TcpListener, seed: u32, live: &mut live::Live) {
                 break;
             }
             n = n.wrapping_add(1);
-            if n % 3 == 0 {
+            if n.is_multiple_of(3) {
                 server.write_all(&into[..got.min(700)]).unwrap();
             }
         }
@@ -209,7 +209,7 @@ fn read_pcap(file: &[u8]) -> BTreeMap<Flow, Stream> {
         let (from, to): (IpAddr, IpAddr) = match packet.net.unwrap() {
             NetSlice::Ipv4(ip) => (ip.header().source_addr().into(), ip.header().destination_addr().into()),
             NetSlice::Ipv6(ip) => (ip.header().source_addr().into(), ip.header().destination_addr().into()),
-            other => panic!("{other:?}"),
+            NetSlice::Arp(_) => panic!("ARP on the loopback interface"),
         };
         let Some(TransportSlice::Tcp(tcp)) = packet.transport else { continue };
         if !tcp.payload().is_empty() {

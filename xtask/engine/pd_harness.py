@@ -409,6 +409,9 @@ class PrefillRole(RoleBase):
 
     def op_send_abort(self, rid):
         r = self.rooms[rid]
+        if r["obj"] is None:  # it has failed already
+            self.pipe.say(ev="call", rid=rid, op="sender_abort", exc="gone")
+            return
         self.call(rid, r["room"], "sender_abort", r["obj"].abort)
 
     def op_send_more(self, rid, upto=None):
@@ -953,6 +956,11 @@ class Harness:
         if a.hold:
             await asyncio.sleep(a.hold)
         await self.report(procs)
+        if a.held_file:
+            open(a.held_file, "w").close()
+        if a.end_file:
+            while not os.path.exists(a.end_file):
+                await asyncio.sleep(0.1)
         for p in procs.values():
             p.cmd("threads")
         await asyncio.sleep(0.3)
@@ -1087,6 +1095,8 @@ def main():
     ap.add_argument("--wait-file", default=None, help="do not start the load before this file exists")
     ap.add_argument("--warm-file", default=None, help="write this file when the warmup is over (connections are open)")
     ap.add_argument("--load-file", default=None, help="hold the load, after the warmup, until this file exists")
+    ap.add_argument("--held-file", default=None, help="write this file when the load and the hold are over")
+    ap.add_argument("--end-file", default=None, help="keep everything running, after the hold, until this file exists")
     ap.add_argument("--debug", action="store_true")
     ap.add_argument("--netns", action="store_true", help="re-run inside a private network namespace (root)")
     ap.add_argument("--extra-env", action="append", default=[], metavar="K=V")

@@ -29,7 +29,7 @@ pub(crate) struct Args {
     agent: Option<PathBuf>,
     /// A further argument for `roomtrace run` (repeatable)
     #[arg(long = "agent-arg", allow_hyphen_values = true)]
-    run_args: Vec<String>,
+    agent_flags: Vec<String>,
     /// Keep logs, truth and events here (a directory under target/ by default)
     #[arg(long)]
     out: Option<PathBuf>,
@@ -68,7 +68,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         for case in &cases {
             eprintln!("== {} (agent attached {attach} the connections) …", case.name);
             let dir = out.join(format!("{}-{attach}", case.name));
-            let outcome = case::run(case, attach, &engine, &agent, &args.run_args, &dir);
+            let outcome = case::run(case, attach, &engine, &agent, &args.agent_flags, &dir);
             let row = Row::new(case, attach, outcome, &dir);
             eprintln!("{row}");
             rows.push(row);

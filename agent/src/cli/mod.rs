@@ -168,6 +168,9 @@ struct RoomsArgs {
 struct ExplainArgs {
     /// Room number.
     room: u64,
+    /// Which use of the number (0 is the first that the agent saw); without it the newest.
+    #[arg(long, value_name = "N")]
+    incarnation: Option<u32>,
     #[command(flatten)]
     api: Api,
     /// The API's JSON instead of text.

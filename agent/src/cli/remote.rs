@@ -3,53 +3,64 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::{End, ExplainArgs, Failure, Outcome, RoomsArgs, explain, print};
 
 /// How long an answer may take. The agent answers from memory; longer means that it does not.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
+/// Pages fetched at most: 20 × 500 rooms are more than a person reads.
+const PAGES: usize = 20;
+
 /// `roomtrace rooms`.
 pub(super) fn rooms(args: &RoomsArgs) -> Outcome {
-    let path = if args.pinned { "/api/v1/rooms?pinned=true" } else { "/api/v1/rooms" };
-    let (_, body) = get(&args.api.api, path)?;
-    let rooms = body["rooms"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let pinned = if args.pinned { "&pinned=true" } else { "" };
+    let mut rooms = Vec::new();
+    let mut next = None;
+    for _ in 0..PAGES {
+        let after = next.map_or_else(String::new, |n: String| format!("&after={n}"));
+        let (_, mut body) = get(&args.api.api, &format!("/api/v1/rooms?limit=500{pinned}{after}"))?;
+        if let Some(Value::Array(page)) = body.get_mut("rooms").map(Value::take) {
+            rooms.extend(page);
+        }
+        next = body["next"].as_str().map(str::to_owned);
+        if next.is_none() {
+            break;
+        }
+    }
+    let end = if args.pinned && !rooms.is_empty() { End::Findings } else { End::Fine };
     let mut text = String::new();
     if args.json {
-        text = format!("{body}\n");
-    } else if rooms.is_empty() {
-        text.push_str(if args.pinned { "no pinned rooms\n" } else { "no rooms\n" });
-    }
-    if !args.json {
-        for room in rooms {
+        text = format!("{}\n", json!({ "rooms": rooms, "next": next }));
+    } else {
+        for room in &rooms {
             text.push_str(&explain::summary(room));
             text.push('\n');
         }
-        if body["truncated"].as_bool() == Some(true) {
-            text.push_str("(more rooms than one answer carries; filter with --pinned)\n");
+        if rooms.is_empty() {
+            text.push_str(if args.pinned { "no pinned rooms\n" } else { "no open rooms\n" });
+        }
+        if next.is_some() {
+            text.push_str("(there are more)\n");
         }
     }
     print(&text)?;
-    Ok(if args.pinned && !rooms.is_empty() { End::Findings } else { End::Fine })
+    Ok(end)
 }
 
 /// `roomtrace explain ROOM`.
 pub(super) fn explain(args: &ExplainArgs) -> Outcome {
-    let (status, body) = get(&args.api.api, &format!("/api/v1/rooms/{}", args.room))?;
+    let life = args.incarnation.map_or_else(String::new, |n| format!("?incarnation={n}"));
+    let (status, body) = get(&args.api.api, &format!("/api/v1/rooms/{}{life}", args.room))?;
     if status == 404 {
         return Err(Failure::usage(anyhow!(
-            "the agent at {} has not seen room {}: it may have ended long ago, have no control traffic on that host, or belong to another host",
+            "the agent at {} does not know room {}: it may have ended long ago, have no control traffic on that host, or belong to another host",
             args.api.api,
             args.room
         )));
     }
-    if args.json {
-        return print(&format!("{body}\n"));
-    }
-    let lives = body["incarnations"].as_array().map(Vec::as_slice).unwrap_or_default();
-    let pages: Vec<String> = lives.iter().map(explain::page).collect();
-    print(&pages.join("\n\n"))
+    print(&if args.json { format!("{body}\n") } else { explain::page(&body) })
 }
 
 fn get(api: &str, path: &str) -> Result<(u16, Value), Failure> {
@@ -59,6 +70,8 @@ fn get(api: &str, path: &str) -> Result<(u16, Value), Failure> {
         .build()
         .context("cannot start the I/O runtime")
         .map_err(Failure::cannot_observe)?;
+    // The HTTP client wants to know its cryptography even where it speaks plain HTTP; a second call changes nothing.
+    drop(rustls::crypto::ring::default_provider().install_default());
     runtime.block_on(async {
         let client = reqwest::Client::builder()
             .timeout(TIMEOUT)

@@ -47,6 +47,7 @@ struct Offset {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Clock {
     /// Oldest first, never empty, at most [`HISTORY`].
+    #[allow(clippy::rc_buffer, reason = "shared by clones, and grown in place by the one that resamples")]
     offsets: Arc<Vec<Offset>>,
 }
 
@@ -64,7 +65,7 @@ impl Clock {
     /// From a first sample: several brackets (five are enough), of which the tightest counts. Without any,
     /// offset 0.
     pub fn sampled(brackets: &[Bracket]) -> Self {
-        let nanos = tightest(brackets).map_or(0, |b| b.offset());
+        let nanos = tightest(brackets).map_or(0, Bracket::offset);
         Self { offsets: Arc::new(vec![Offset { from: Mono(0), nanos }]) }
     }
 

@@ -390,7 +390,7 @@ impl Source {
         point: impl Fn(&T) -> (Labels, f64),
     ) -> Vec<Point> {
         let points = |m: &Arc<MetricsSnapshot>| {
-            of(m).iter().map(|e| point(e)).map(|(labels, value)| Point { labels, value }).collect()
+            of(m).iter().map(&point).map(|(labels, value)| Point { labels, value }).collect()
         };
         self.snapshot.as_ref().map(points).unwrap_or_default()
     }

@@ -1,6 +1,6 @@
 //! `/metrics`: the table of [`super::metrics`] as text, plus the histogram of phase durations.
 //!
-//! `prometheus-client` does both forms (Prometheus text 0.0.4, OpenMetrics with exemplars) and takes values
+//! `prometheus-client` does both forms (Prometheus text 0.0.4, `OpenMetrics` with exemplars) and takes values
 //! from a snapshot through a collector.
 
 use std::fmt;
@@ -52,7 +52,7 @@ impl PhaseDurations {
 pub(super) enum Format {
     /// Prometheus text 0.0.4: what a person with curl sees.
     Text,
-    /// OpenMetrics 1.0, with exemplars: what Prometheus asks for.
+    /// `OpenMetrics` 1.0, with exemplars: what Prometheus asks for.
     OpenMetrics,
 }
 

@@ -10,7 +10,7 @@ use super::clock::Clock;
 use super::trace_id::trace_id;
 use crate::event::{Direction, SECOND, Task};
 use crate::rooms::model::{Event, MessageMark, Outcome, RankView, Role, RoomSnapshot, View};
-use crate::sglang::message::{Release, Releases};
+use crate::sglang::message::{Backend, Kind, KvPoll, Release, Releases};
 use crate::verdict::model::{Action, Candidate, EndsByItself, KnownIssue, Party, Verdict};
 
 /// A measurement this release does not make: always `null`.
@@ -198,7 +198,7 @@ impl Maker<'_> {
             pinned: s.pinned(),
             completeness: s.completeness.label(),
             outcome: s.outcome.and_then(outcome),
-            backend: s.backend.map(|b| b.label()),
+            backend: s.backend.map(Backend::label),
             releases: s.releases.map(releases),
             opened_at: self.clock.rfc3339(s.opened_at),
             closed_at: s.closed_at.map(|at| self.clock.rfc3339(at)),
@@ -221,7 +221,7 @@ impl Maker<'_> {
             class: v.class.label(),
             owed_by: v.owed_by.as_ref().map(|p| self.party(p)),
             act_on: v.act_on.as_ref().map(|p| self.party(p)),
-            expected: v.expected.map(|k| k.name()),
+            expected: v.expected.map(Kind::name),
             confidence: v.confidence.label(),
             since: self.clock.rfc3339(v.since),
             candidates: v.candidates.iter().map(candidate).collect(),
@@ -273,7 +273,7 @@ impl Maker<'_> {
             direction: direction(m.direction),
             kind: m.kind.name(),
             peer: m.peer.to_string(),
-            status: m.status.map(|s| s.name()),
+            status: m.status.map(KvPoll::name),
             rank: m.rank,
             pages: m.pages,
             dummy: m.dummy,
@@ -354,7 +354,7 @@ fn rank(r: &RankView) -> RankJson {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, reason = "tests")]
+    #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests")]
     use super::super::testing::{EPOCH, closed, pinned, room};
     use super::*;
 

@@ -25,7 +25,7 @@ pub struct CaptureConfig {
     /// Use this back end and no other; `None`: the first that works.
     pub hook: Option<Hook>,
     /// Processes whose main thread's name (or whose calling thread's name) begins with one of these are engine
-    /// processes: at most 8, each 1 to 15 bytes. SGLang names its scheduler processes `sglang::schedul…`.
+    /// processes: at most 8, each 1 to 15 bytes. `SGLang` names its scheduler processes `sglang::schedul…`.
     pub engine_comms: Vec<String>,
     /// Connections with one of these ports at either end, and listeners on them, are followed whoever owns
     /// them: at most 64.
@@ -121,7 +121,6 @@ pub struct Capture {
     hook: Hook,
     refused: Vec<RefusedHook>,
     ebpf: Ebpf,
-    types: Btf,
     ring: RingBuf<MapData>,
     epoll: OwnedFd,
     judgements: HashMap<MapData, u64, u32>,
@@ -152,8 +151,10 @@ impl Capture {
         let offsets = offsets::resolve(&offsets::kernel_types()?)?;
         let settings = Settings { at: offsets, calls: offsets::calls(), ..settings };
         let types = object::aya_types()?;
-        let (hook, refused, ebpf) = choose(config, settings, &types)?;
-        let mut capture = Self::around(hook, refused, ebpf, types)?;
+        let (hook, refused, mut ebpf) = choose(config, &settings, &types)?;
+        object::load_search(&mut ebpf, &types)?;
+        drop(types); // megabytes, and all programs are loaded
+        let mut capture = Self::around(hook, refused, ebpf)?;
         let failed = |why| KernelError::Map { map: map::PORTS, action: "fill", why };
         let ports = capture.ebpf.map_mut(map::PORTS).ok_or_else(|| failed("no such map".to_owned()))?;
         let mut ports: HashMap<_, u16, u32> = ports.try_into().map_err(|e: MapError| failed(chain(&e)))?;
@@ -163,16 +164,11 @@ impl Capture {
         for endpoint in &config.endpoints {
             capture.watch_endpoint(*endpoint)?;
         }
-        object::search(&mut capture.ebpf, &capture.types)?;
+        object::search(&mut capture.ebpf)?;
         Ok(capture)
     }
 
-    fn around(
-        hook: Hook,
-        refused: Vec<RefusedHook>,
-        mut ebpf: Ebpf,
-        types: Btf,
-    ) -> Result<Self, KernelError> {
+    fn around(hook: Hook, refused: Vec<RefusedHook>, mut ebpf: Ebpf) -> Result<Self, KernelError> {
         let ring = take(&mut ebpf, map::EVENTS)?;
         let ring = RingBuf::try_from(ring).map_err(|e| unusable(map::EVENTS, &e))?;
         let epoll = sys::epoll_on(ring.as_fd()).map_err(|source| KernelError::Wait { source })?;
@@ -186,7 +182,6 @@ impl Capture {
             counters: typed(&mut ebpf, map::COUNTERS)?,
             costs: typed(&mut ebpf, map::COSTS)?,
             ebpf,
-            types,
             malformed: 0,
             endpoints_refused: 0,
         })
@@ -276,7 +271,7 @@ impl Capture {
     ///
     /// [`KernelError::Search`].
     pub fn search(&mut self) -> Result<(), KernelError> {
-        object::search(&mut self.ebpf, &self.types)
+        object::search(&mut self.ebpf)
     }
 
     /// What was lost or turned away so far.
@@ -376,7 +371,7 @@ impl Capture {
 /// The first back end that loads and attaches, and why those before it did not.
 fn choose(
     config: &CaptureConfig,
-    settings: Settings,
+    settings: &Settings,
     types: &Btf,
 ) -> Result<(Hook, Vec<RefusedHook>, Ebpf), KernelError> {
     let mut refused = Vec::new();

@@ -170,7 +170,7 @@ impl KernelError {
 }
 
 fn list(refused: &[RefusedHook]) -> String {
-    refused.iter().map(|hook| format!("\n  {hook}")).collect()
+    refused.iter().fold(String::new(), |text, hook| text + "\n  " + &hook.to_string())
 }
 
 /// A back end that is part of the design and not of this version.

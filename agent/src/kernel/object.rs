@@ -27,8 +27,8 @@ pub(super) mod map {
 }
 
 /// Creates the maps; loads no program yet.
-pub(super) fn open(settings: Settings, ring_bytes: u32) -> Result<Ebpf, KernelError> {
-    let settings = Plain(settings);
+pub(super) fn open(settings: &Settings, ring_bytes: u32) -> Result<Ebpf, KernelError> {
+    let settings = Plain(*settings);
     EbpfLoader::new()
         .override_global("SETTINGS", &settings, true)
         .map_max_entries(map::EVENTS, ring_bytes)
@@ -51,23 +51,29 @@ pub(super) fn attach(ebpf: &mut Ebpf, hook: Hook, btf: &Btf) -> Result<(), Kerne
     }
 }
 
+/// Loads the program that lists sockets; [`search`] runs it.
+pub(super) fn load_search(ebpf: &mut Ebpf, btf: &Btf) -> Result<(), KernelError> {
+    let iter = iterator(ebpf)?;
+    iter.load("task_file", btf).map_err(|e| refused(program::NAMES[program::FOUND], e))
+}
+
 /// Lists the sockets of all processes once: the program writes what it finds into the ring.
-pub(super) fn search(ebpf: &mut Ebpf, btf: &Btf) -> Result<(), KernelError> {
-    let name = program::NAMES[program::FOUND];
+pub(super) fn search(ebpf: &mut Ebpf) -> Result<(), KernelError> {
     let failed = |why: String| KernelError::Search { why };
-    let iter: &mut Iter = ebpf
-        .program_mut(name)
-        .ok_or_else(|| failed(format!("the object has no program `{name}`")))?
-        .try_into()
-        .map_err(|e: ProgramError| failed(e.to_string()))?;
-    if iter.fd().is_err() {
-        iter.load("task_file", btf).map_err(|e| refused(name, e))?;
-    }
+    let iter = iterator(ebpf)?;
     let link = iter.attach().and_then(|id| iter.take_link(id)).map_err(|e| failed(chain(&e)))?;
     let mut file = link.into_file().map_err(|e| failed(chain(&e)))?;
     // The program writes nothing into the file itself; reading it to its end makes it run.
     file.read_to_end(&mut Vec::new()).map_err(|e| failed(e.to_string()))?;
     Ok(())
+}
+
+fn iterator(ebpf: &mut Ebpf) -> Result<&mut Iter, KernelError> {
+    let name = program::NAMES[program::FOUND];
+    ebpf.program_mut(name)
+        .ok_or_else(|| KernelError::Search { why: format!("the object has no program `{name}`") })?
+        .try_into()
+        .map_err(|e: ProgramError| KernelError::Search { why: e.to_string() })
 }
 
 /// The kernel's types in the form that aya wants.

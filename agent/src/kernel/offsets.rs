@@ -2,9 +2,9 @@
 //!
 //! Reads one file; knows nothing of versions. Rust has no CO-RE: the offsets go to the programs as constants.
 
-use btf_rs::{Btf, BtfType, Type};
 use roomtrace_common::{Calls, Offsets};
 
+use super::btf::Btf;
 use super::error::KernelError;
 
 /// Where the kernel publishes its type information.
@@ -12,7 +12,9 @@ pub(super) const VMLINUX: &str = "/sys/kernel/btf/vmlinux";
 
 /// The kernel's types.
 pub(super) fn kernel_types() -> Result<Btf, KernelError> {
-    Btf::from_file(VMLINUX).map_err(|e| KernelError::NoBtf { path: VMLINUX, why: e.to_string() })
+    let failed = |why: String| KernelError::NoBtf { path: VMLINUX, why };
+    let bytes = std::fs::read(VMLINUX).map_err(|e| failed(e.to_string()))?;
+    Btf::parse(bytes).map_err(|e| failed(e.to_string()))
 }
 
 /// All offsets, or the first member that is missing.
@@ -102,77 +104,23 @@ fn registers(regs: &Structure<'_>) -> Result<[u32; 5], KernelError> {
 struct Structure<'a> {
     btf: &'a Btf,
     name: &'static str,
-    members: Vec<btf_rs::Member>,
 }
 
 impl<'a> Structure<'a> {
     fn named(btf: &'a Btf, name: &'static str) -> Result<Self, KernelError> {
-        let types = btf.resolve_types_by_name(name).unwrap_or_default();
-        types
-            .into_iter()
-            .find_map(|t| match t {
-                Type::Struct(s) => Some(Self { btf, name, members: s.members }),
-                _ => None,
-            })
-            .ok_or_else(|| missing(name, "", "no such structure"))
+        if btf.has_structure(name) { Ok(Self { btf, name }) } else { Err(missing(name, "", "no such structure")) }
     }
 
     /// Byte offset of the member at `path` (dots between the names).
     fn at(&self, path: &'static str) -> Result<u32, KernelError> {
-        let mut members = self.members.clone();
-        let mut bits = 0;
-        for name in path.split('.') {
-            let (offset, inner) = find(self.btf, &members, name)
-                .ok_or_else(|| missing(self.name, path, "not in the kernel's BTF"))?;
-            bits += offset;
-            members = inner;
-        }
-        if bits % 8 == 0 { Ok(bits / 8) } else { Err(missing(self.name, path, "it is a bit field")) }
+        self.btf
+            .offset(self.name, path)
+            .ok_or_else(|| missing(self.name, path, "not in the kernel's BTF, or a bit field"))
     }
-}
-
-/// Bit offset of the member `name` and its own members; looks through anonymous structures and unions.
-fn find(btf: &Btf, members: &[btf_rs::Member], name: &str) -> Option<(u32, Vec<btf_rs::Member>)> {
-    for member in members {
-        // A member without a name resolves to an empty one or to an error, by the crate's mood.
-        let own = btf.resolve_name(member).unwrap_or_default();
-        if own == name {
-            return Some((member.bit_offset(), inner(btf, member)));
-        }
-        if own.is_empty()
-            && let Some((offset, found)) = find(btf, &inner(btf, member), name)
-        {
-            return Some((member.bit_offset() + offset, found));
-        }
-    }
-    None
-}
-
-/// Members of a member that is itself a structure or union, through typedefs and qualifiers.
-fn inner(btf: &Btf, member: &dyn BtfType) -> Vec<btf_rs::Member> {
-    for t in btf.chained_type_iter(member) {
-        match t {
-            Type::Struct(s) | Type::Union(s) => return s.members,
-            Type::Typedef(_) | Type::Const(_) | Type::Volatile(_) | Type::TypeTag(_) => {}
-            _ => break,
-        }
-    }
-    Vec::new()
 }
 
 fn enumerator(btf: &Btf, name: &'static str, wanted: &'static str) -> Result<u32, KernelError> {
-    let types = btf.resolve_types_by_name(name).unwrap_or_default();
-    types
-        .iter()
-        .find_map(|t| match t {
-            Type::Enum(e) => e
-                .members
-                .iter()
-                .find(|m| btf.resolve_name(*m).is_ok_and(|n| n == wanted))
-                .map(btf_rs::EnumMember::val),
-            _ => None,
-        })
-        .ok_or_else(|| missing(name, wanted, "no such enumerator"))
+    btf.enumerator(name, wanted).ok_or_else(|| missing(name, wanted, "no such enumerator"))
 }
 
 fn missing(structure: &'static str, member: &'static str, why: &str) -> KernelError {

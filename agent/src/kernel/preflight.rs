@@ -5,6 +5,7 @@ use std::io;
 
 use caps::{CapSet, Capability};
 
+use super::btf::Btf;
 use super::error::KernelError;
 use super::{offsets, sys};
 
@@ -122,7 +123,7 @@ fn types() -> Check {
     }
 }
 
-fn members(types: Result<&btf_rs::Btf, &KernelError>) -> Check {
+fn members(types: Result<&Btf, &KernelError>) -> Check {
     let result = match types {
         Ok(types) => offsets::resolve(types).map_err(|e| e.to_string()),
         Err(e) => Err(e.to_string()),
@@ -140,13 +141,13 @@ fn members(types: Result<&btf_rs::Btf, &KernelError>) -> Check {
 }
 
 fn known_type(
-    types: &btf_rs::Btf,
+    types: &Btf,
     name: &'static str,
     type_name: &str,
     shown: &str,
     why_needed: &'static str,
 ) -> Check {
-    let ok = types.resolve_ids_by_name(type_name).is_ok_and(|ids| !ids.is_empty());
+    let ok = types.has(type_name);
     Check {
         name,
         ok,

@@ -129,10 +129,7 @@ impl Connection {
         if let Some(ack) = s.ack {
             self.acknowledge(from, ack, out);
         }
-        self.carry(from, out, |way, flow| {
-            way.segment(s, flow);
-            way.give_up(false, flow);
-        });
+        self.carry(from, out, |way, flow| way.segment(s, flow));
     }
 
     /// Goes on with gaps that lasted too long, or with all of them if `now`.

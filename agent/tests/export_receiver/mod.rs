@@ -137,7 +137,7 @@ impl Receiver {
     }
 
     /// Serves gRPC on `listener`; messages above `limit` bytes are refused.
-    pub(crate) async fn serve_grpc(self, listener: TcpListener, tls: Option<&Certificates>, limit: usize) {
+    pub(crate) fn serve_grpc(self, listener: TcpListener, tls: Option<&Certificates>, limit: usize) {
         let mut server = Server::builder();
         if let Some(c) = tls {
             let identity = Identity::from_pem(&c.cert, &c.key);
@@ -158,7 +158,7 @@ impl Receiver {
     pub(crate) async fn grpc_here(&self) -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let at = listener.local_addr().unwrap();
-        self.clone().serve_grpc(listener, None, 4 << 20).await;
+        self.clone().serve_grpc(listener, None, 4 << 20);
         at
     }
 

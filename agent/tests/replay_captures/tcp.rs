@@ -40,6 +40,15 @@ fn received_comes_with_the_acknowledgement() {
 }
 
 #[test]
+fn an_old_acknowledgement_takes_nothing_back() {
+    let mut talk = Talk::v4();
+    talk.handshake().data(CLIENT, b"one").ack(SERVER).raw(SERVER, 9001, 1001, ACK, &[]).data(CLIENT, b"two");
+    let (events, _) = replay(&talk.file()).unwrap();
+    let last = events.last().map(|e| e.said.clone());
+    assert!(matches!(last, Some(Said::Bytes { end: 1007, una: 1004, .. })), "{last:?}");
+}
+
+#[test]
 fn an_acknowledgement_may_cover_half_a_segment() {
     let mut talk = Talk::v4();
     talk.handshake().data(CLIENT, b"abcdef").raw(SERVER, 9001, 1004, ACK, &[]).ack(SERVER);
@@ -199,6 +208,15 @@ fn a_gap_the_peer_has_acknowledged_is_given_up_soon() {
     talk.handshake().data(CLIENT, b"one").ack(SERVER).data(CLIENT, b"LOST").data(CLIENT, b"two").ack(SERVER);
     talk.packets.remove(5);
     let lost_at = talk.at;
+    // Another gap that has lasted as long is given up at once.
+    let mut late = talk.clone();
+    late.packets.truncate(5);
+    late.seq[0] = 1008;
+    late.ack(SERVER).wait(SECOND).data(CLIENT, b"two");
+    let (events, summary) = replay(&late.wait(SECOND).ack(SERVER).file()).unwrap();
+    assert_eq!(summary.repairs.holes, 1);
+    assert_eq!(bytes(&events, true)[1].0 + START, late.at - SECOND - 1_000_000);
+
     // Traffic of the other direction moves time on.
     for _ in 0..20 {
         talk.wait(10_000_000).data(SERVER, b".");
@@ -286,7 +304,7 @@ fn too_much_unacknowledged_is_kept_by_length() {
 #[test]
 fn ports_used_again_are_another_connection() {
     let mut talk = Talk::v4();
-    talk.handshake().data(CLIENT, b"old");
+    talk.handshake().data(CLIENT, b"old").raw(CLIENT, 1010, 9001, ACK, b"held");
     talk.seq = [777_000, 888_000];
     talk.handshake().data(CLIENT, b"new");
     let (events, summary) = replay(&talk.file()).unwrap();
@@ -301,8 +319,25 @@ fn ports_used_again_are_another_connection() {
             (SynSent, Established, 0)
         ]
     );
+    assert_eq!(
+        streams(&events)[&(talk.client, talk.server, true)],
+        vec![(1001, b"old".to_vec()), (1010, b"held".to_vec()), (777_001, b"new".to_vec())]
+    );
     let sockets: Vec<_> = events.iter().map(|e| e.socket).collect();
     assert_ne!(sockets.first(), sockets.last());
+}
+
+#[test]
+fn ports_used_again_without_their_syn() {
+    let mut talk = Talk::v4();
+    talk.handshake().fin(CLIENT).ack(SERVER).fin(SERVER).ack(CLIENT);
+    // Late and near: of the closed connection. Far: another one.
+    talk.raw(CLIENT, 1001, 9001, ACK, b"x");
+    talk.seq = [77_000_000, 88_000_000];
+    talk.data(CLIENT, b"new");
+    let (events, summary) = replay(&talk.file()).unwrap();
+    assert_eq!((summary.connections, summary.found), (2, 1));
+    assert_eq!(bytes(&events, true).iter().map(|b| b.1).collect::<Vec<_>>(), [77_000_003]);
 }
 
 #[test]

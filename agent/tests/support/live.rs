@@ -168,15 +168,17 @@ impl Live {
                 "bytes beyond the end of the stream: {start}..{end} of {}",
                 truth.len()
             );
-            for n in *start..*end {
-                times[n] = times[n].saturating_add(1);
+            for n in &mut times[*start..*end] {
+                *n = n.saturating_add(1);
             }
             if let Err(why) = body {
                 *coverage.absent.entry(*why).or_default() += end - start;
             }
         }
-        coverage.holes = times[..truth.len()].iter().filter(|t| **t == 0).count();
-        coverage.overlaps = times[..truth.len()].iter().filter(|t| **t > 1).count();
+        let bytes_with =
+            |is: &dyn Fn(u8) -> bool| times[..truth.len()].iter().copied().filter(|t| is(*t)).count();
+        coverage.holes = bytes_with(&|t| t == 0);
+        coverage.overlaps = bytes_with(&|t| t > 1);
         for (start, end, body) in &records {
             if let Ok(bytes) = body {
                 let wrong = (*start..*end).any(|n| times[n] == 1 && truth.get(n) != Some(&bytes[n - start]));

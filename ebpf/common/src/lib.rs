@@ -17,6 +17,9 @@ pub const PIECES: usize = 8;
 /// How many comm prefixes can be given.
 pub const PREFIXES: usize = 8;
 
+/// A thread's name is asked for again after this many of its calls on one socket.
+pub const COMM_EVERY: u32 = 64;
+
 /// Of this many runs of a program one is timed.
 pub const SAMPLE_EVERY: u64 = 128;
 
@@ -87,7 +90,7 @@ pub struct Record {
     pub tgid: u32,
     /// Thread id (host numbering).
     pub tid: u32,
-    /// Thread name.
+    /// Thread name: as it is, or was at most [`COMM_EVERY`] calls of the thread on this socket ago.
     pub comm: [u8; 16],
     /// This end's address: 4 or 16 bytes.
     pub local: [u8; 16],
@@ -184,6 +187,12 @@ pub struct Socket {
     pub budget: u32,
     /// Calls for which user space's judgement is still looked up.
     pub look_ups: u32,
+    /// Thread of the last call, and its name, so that it need not be asked for each time.
+    pub tid: u32,
+    /// Calls of that thread since its name was asked for.
+    pub calls: u32,
+    /// See `tid`.
+    pub comm: [u64; 2],
 }
 
 /// User space's answer about a pending socket.

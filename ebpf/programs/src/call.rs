@@ -47,10 +47,9 @@ impl Source {
         Self { reason, pieces: 0, at: 0 }
     }
 
-    /// Of the call that the current task is in.
+    /// Of the call that the current task (`task`) is in.
     #[inline(always)]
-    pub unsafe fn of(sk: Sock, len: u32, flags: i32, way: u8) -> Self {
-        let task = Task::current();
+    pub unsafe fn of(sk: Sock, task: Task, len: u32, flags: i32, way: u8) -> Self {
         if task.flags() & NOT_A_CALLER != 0 {
             return Self::none(reason::KERNEL_THREAD);
         }

@@ -1,10 +1,10 @@
 //! Records into the ring, filled in place. Sizes are constants, because the ring takes no others.
 
 use aya_ebpf::helpers::generated as g;
-use roomtrace_common::{CLASSES, PIECES, RECORD, Record, Socket, counter, flag, kind, reason};
+use roomtrace_common::{CLASSES, COMM_EVERY, PIECES, RECORD, Record, Socket, counter, flag, kind, reason};
 
 use crate::call::Source;
-use crate::kernel::{AF_INET6, Sock, Task, Tcp};
+use crate::kernel::{AF_INET6, Sock, Task, Tcp, peek};
 use crate::maps::{EVENTS, count, setting};
 
 /// `BPF_RB_NO_WAKEUP`, `BPF_RB_FORCE_WAKEUP`, `BPF_RB_AVAIL_DATA` (`include/uapi/linux/bpf.h`).
@@ -16,13 +16,16 @@ const AVAIL_DATA: u64 = 0;
 #[derive(Clone, Copy)]
 pub enum Who {
     Nobody,
-    Current,
-    Other(Task),
+    /// The current one, which makes a call on this socket.
+    Caller(Task, *mut Socket),
+    /// The current one or another.
+    Task(Task),
 }
 
 /// A call that moved bytes.
 #[derive(Clone, Copy)]
 pub struct Moved {
+    pub task: Task,
     pub way: u8,
     pub len: u32,
     pub end: u32,
@@ -80,15 +83,15 @@ unsafe fn fill(record: *mut Record, sk: Sock, tcp: Tcp, cookie: u64, at: u64, wh
             (*record).tid = 0;
             (*record).comm = [0; 16];
         }
-        Who::Current => {
+        Who::Caller(task, socket) => {
             flags |= flag::TASK;
-            let task = Task::current();
             (*record).tgid = task.tgid();
             (*record).tid = task.pid();
             (*record).cgroup = task.cgroup();
-            g::bpf_get_current_comm((&raw mut (*record).comm).cast(), 16);
+            // Aligned in the record; unaligned stores would be bytes.
+            (&raw mut (*record).comm).cast::<[u64; 2]>().write(comm(task, socket));
         }
-        Who::Other(task) => {
+        Who::Task(task) => {
             flags |= flag::TASK;
             (*record).tgid = task.tgid();
             (*record).tid = task.pid();
@@ -101,10 +104,8 @@ unsafe fn fill(record: *mut Record, sk: Sock, tcp: Tcp, cookie: u64, at: u64, wh
         g::bpf_probe_read_kernel((&raw mut (*record).local).cast(), 16, sk.local_v6().cast());
         g::bpf_probe_read_kernel((&raw mut (*record).peer).cast(), 16, sk.peer_v6().cast());
     } else {
-        (*record).local = [0; 16];
-        (*record).peer = [0; 16];
-        (&raw mut (*record).local).cast::<u32>().write_unaligned(sk.local_v4());
-        (&raw mut (*record).peer).cast::<u32>().write_unaligned(sk.peer_v4());
+        (&raw mut (*record).local).cast::<[u64; 2]>().write([u64::from(sk.local_v4()), 0]);
+        (&raw mut (*record).peer).cast::<[u64; 2]>().write([u64::from(sk.peer_v4()), 0]);
     }
     (*record).local_port = tcp.local_port(sk);
     (*record).peer_port = sk.peer_port();
@@ -115,6 +116,20 @@ unsafe fn fill(record: *mut Record, sk: Sock, tcp: Tcp, cookie: u64, at: u64, wh
     (*record).rcv_nxt = tcp.rcv_nxt();
     (*record).flags = flags;
     (*record).pad = [0; 6];
+}
+
+/// The caller's name, remembered with the socket.
+#[inline(always)]
+unsafe fn comm(task: Task, socket: *mut Socket) -> [u64; 2] {
+    let tid = task.pid();
+    let calls = (*socket).calls;
+    (*socket).calls = calls + 1;
+    if (*socket).tid != tid || calls >= COMM_EVERY {
+        (*socket).tid = tid;
+        (*socket).calls = 0;
+        (*socket).comm = peek(task.comm());
+    }
+    (*socket).comm
 }
 
 /// Writes a change of state or a found socket.
@@ -148,7 +163,7 @@ pub unsafe fn states(sk: Sock, tcp: Tcp, cookie: u64, states: &States, who: Who)
 
 /// Writes a call, with its bytes if `source` names them.
 #[inline(always)]
-pub unsafe fn bytes(sk: Sock, tcp: Tcp, socket: *const Socket, moved: Moved, source: &Source) {
+pub unsafe fn bytes(sk: Sock, tcp: Tcp, socket: *mut Socket, moved: Moved, source: &Source) {
     if source.reason != reason::NONE {
         return length(sk, tcp, socket, moved, source.reason);
     }
@@ -171,8 +186,8 @@ pub unsafe fn bytes(sk: Sock, tcp: Tcp, socket: *const Socket, moved: Moved, sou
 }
 
 #[inline(always)]
-unsafe fn call(record: *mut Record, sk: Sock, tcp: Tcp, socket: *const Socket, moved: Moved) {
-    fill(record, sk, tcp, (*socket).cookie, g::bpf_ktime_get_ns(), Who::Current);
+unsafe fn call(record: *mut Record, sk: Sock, tcp: Tcp, socket: *mut Socket, moved: Moved) {
+    fill(record, sk, tcp, (*socket).cookie, g::bpf_ktime_get_ns(), Who::Caller(moved.task, socket));
     (*record).len = moved.len;
     (*record).end = moved.end;
     (*record).base = [0, 0];
@@ -185,7 +200,7 @@ unsafe fn call(record: *mut Record, sk: Sock, tcp: Tcp, socket: *const Socket, m
 }
 
 #[inline(always)]
-unsafe fn length(sk: Sock, tcp: Tcp, socket: *const Socket, moved: Moved, why: u8) {
+unsafe fn length(sk: Sock, tcp: Tcp, socket: *mut Socket, moved: Moved, why: u8) {
     count(counter::NOT_CAPTURED + u32::from(why & 15));
     let record = reserve::<0>();
     if record.is_null() {
@@ -204,7 +219,7 @@ unsafe fn without(record: *mut Record, why: u8) {
 }
 
 #[inline(always)]
-unsafe fn flat<const BODY: usize>(sk: Sock, tcp: Tcp, socket: *const Socket, moved: Moved, source: &Source) {
+unsafe fn flat<const BODY: usize>(sk: Sock, tcp: Tcp, socket: *mut Socket, moved: Moved, source: &Source) {
     let record = reserve::<BODY>();
     if record.is_null() {
         return;
@@ -226,7 +241,7 @@ unsafe fn flat<const BODY: usize>(sk: Sock, tcp: Tcp, socket: *const Socket, mov
 unsafe fn scattered<const BODY: usize, const AREA: usize>(
     sk: Sock,
     tcp: Tcp,
-    socket: *const Socket,
+    socket: *mut Socket,
     moved: Moved,
     source: &Source,
 ) {

@@ -6,7 +6,7 @@ use crate::announce::announce;
 use crate::call::{MSG_ERRQUEUE, MSG_PEEK, Source};
 use crate::emit::{self, Moved, Who};
 use crate::greeting::{self, Greeting};
-use crate::kernel::{Sock, Tcp};
+use crate::kernel::{Sock, Task, Tcp};
 use crate::maps::{JUDGEMENTS, count, enter, forget, known};
 
 /// Calls during which a judgement is still looked up after the greeting was recognised.
@@ -33,8 +33,9 @@ pub unsafe fn moved(sk: Sock, result: i32, flags: i32, way: u8) {
         return;
     }
     let len = result as u32;
-    let moved = Moved { way, len, end: end(sk, tcp, way) };
-    let mut source = Source::of(sk, len, flags, way);
+    let task = Task::current();
+    let moved = Moved { task, way, len, end: end(sk, tcp, way) };
+    let mut source = Source::of(sk, task, len, flags, way);
     if !judge(sk, socket, &moved, &mut source) {
         return;
     }

@@ -67,5 +67,5 @@ unsafe fn found(at: *const File) {
         enter(socket, is);
     }
     (*socket).flags |= mark::WATCHED;
-    announce(sk, tcp, socket, [tcp.write_seq(), tcp.copied_seq()], Who::Other(task));
+    announce(sk, tcp, socket, [tcp.write_seq(), tcp.copied_seq()], Who::Task(task));
 }

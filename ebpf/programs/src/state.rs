@@ -75,7 +75,7 @@ unsafe fn begin(sk: Sock, tcp: Tcp, old: u8, new: u8, as_what: u32, flags: u32) 
     (*socket).cookie = sk.cookie();
     enter(socket, as_what);
     (*socket).flags = flags | mark::WATCHED | mark::ANNOUNCED;
-    tell(sk, tcp, socket, old, new, Who::Current);
+    tell(sk, tcp, socket, old, new, Who::Task(Task::current()));
 }
 
 #[inline(always)]

@@ -1,7 +1,8 @@
 //! One run of the engine with the agent attached.
 //!
 //! The harness says by files where it stands: `ready` when its processes are up, `warm` when a few healthy rooms have
-//! opened the connections; it waits for `go` and `load` before it goes on. The agent starts before `go` or after `warm`.
+//! opened the connections, `held` when the load is over; it waits for `go`, `load` and `end` before it goes on. The agent
+//! runs from before the harness, or from `warm`, to `held`.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -15,17 +16,16 @@ use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 
 use super::setup::Engine;
+use crate::agent::{Agent, Start};
 use super::{json_lines, script};
 
 /// How long the engine's processes may take to come up: as long as the harness itself waits. They need 30 to 45 s on an idle
 /// machine.
 const STARTUP: Duration = Duration::from_mins(10);
-/// How long the agent may take to attach or to end.
-const AGENT: Duration = Duration::from_secs(30);
+/// How long the engine may take to end.
+const END: Duration = Duration::from_mins(1);
 /// How long any load may take beyond what its flags say.
 const LOAD: Duration = Duration::from_mins(3);
-/// Between the agent's first output and the load: hooks are attached and existing sockets found by then.
-const ATTACHED: Duration = Duration::from_secs(2);
 /// Rooms that open the connections.
 const WARMUP: &str = "2";
 
@@ -134,7 +134,10 @@ pub(super) fn run(
     }
     std::fs::create_dir_all(dir).with_context(|| format!("create {}", dir.display()))?;
     let events = dir.join("events.jsonl");
-    let start_agent = || Agent::start(agent, agent_args, &events, dir);
+    let start_agent = || match Agent::start(agent, agent_args, &events, &dir.join("agent.log"))? {
+        Start::Observing(agent) => Ok(agent),
+        Start::NotPossible(why) => bail!("this host cannot be observed: {why}"),
+    };
     let early = if attach == Attach::Before { Some(start_agent()?) } else { None };
     let mut harness = Harness::start(case, engine, dir)?;
     harness.reach("ready", STARTUP)?;
@@ -146,12 +149,67 @@ pub(super) fn run(
     };
     agent.check()?;
     harness.release("load")?;
-    harness.finish(LOAD)?;
-    // What becomes of a room's last second is written at the next turn of the agent's clock.
-    sleep(Duration::from_secs(2));
+    harness.reach("held", LOAD)?;
     agent.check()?;
+    // The engine still runs: its end would make every room that is open a room with a lost peer.
     agent.stop()?;
-    score(attach, &harness.truth(), &events, dir)
+    harness.release("end")?;
+    harness.finish(END)?;
+    let own = own_events(&events, dir)?;
+    score(attach, &harness.truth(), &own, dir)
+}
+
+/// Copies the events of this engine: the agent sees the whole host, and other engines may run on it. An event is
+/// another's if it names endpoints and none of them is a listener of ours.
+fn own_events(events: &Path, dir: &Path) -> Result<PathBuf> {
+    let ready: Value =
+        serde_json::from_slice(&std::fs::read(dir.join("ready"))?).context("the harness's ready file")?;
+    let listeners =
+        |process: &Value| process.get("listeners").and_then(Value::as_array).cloned().unwrap_or_default();
+    let ports: Vec<u64> = ready
+        .get("procs")
+        .and_then(Value::as_object)
+        .context("the harness's ready file names no processes")?
+        .values()
+        .flat_map(listeners)
+        .filter_map(|port| port.as_u64())
+        .collect();
+    let mut text = String::new();
+    let mut others = 0;
+    for event in json_lines(events)? {
+        let mut named = Vec::new();
+        endpoint_ports(event.get("views").unwrap_or(&Value::Null), &mut named);
+        if named.is_empty() || named.iter().any(|port| ports.contains(port)) {
+            text.push_str(&event.to_string());
+            text.push('\n');
+        } else {
+            others += 1;
+        }
+    }
+    if others > 0 {
+        eprintln!("   {others} events are about other engines on this host and do not count");
+    }
+    let own = dir.join("events.own.jsonl");
+    std::fs::write(&own, text).with_context(|| format!("write {}", own.display()))?;
+    Ok(own)
+}
+
+/// The ports of every endpoint and peer named in a value.
+fn endpoint_ports(value: &Value, ports: &mut Vec<u64>) {
+    match value {
+        Value::Object(fields) => {
+            for (name, field) in fields {
+                match field.as_str().filter(|_| name == "endpoint" || name == "peer") {
+                    Some(address) => {
+                        ports.extend(address.rsplit(':').next().and_then(|p| p.parse::<u64>().ok()));
+                    }
+                    None => endpoint_ports(field, ports),
+                }
+            }
+        }
+        Value::Array(items) => items.iter().for_each(|item| endpoint_ports(item, ports)),
+        _ => {}
+    }
 }
 
 /// Compares what the agent said with what the engine did.
@@ -194,6 +252,7 @@ impl Harness {
             .arg(dir.join("engine"))
             .args(["--ready-file", &path(dir, "ready"), "--wait-file", &path(dir, "go")])
             .args(["--warm-file", &path(dir, "warm"), "--load-file", &path(dir, "load")])
+            .args(["--held-file", &path(dir, "held"), "--end-file", &path(dir, "end")])
             .env("NIXL_SITE", &engine.nixl)
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
@@ -253,71 +312,6 @@ impl Harness {
 impl Drop for Harness {
     fn drop(&mut self) {
         // Its roles die with it (PR_SET_PDEATHSIG).
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-/// The agent.
-struct Agent {
-    child: Child,
-    dir: PathBuf,
-}
-
-impl Agent {
-    /// Starts it and waits until it is attached.
-    fn start(binary: &Path, arguments: &[String], events: &Path, dir: &Path) -> Result<Self> {
-        let log = log(dir, "agent.log")?;
-        let child = Command::new(binary)
-            .args(["run", "--listen", "127.0.0.1:0", "--events"])
-            .arg(events)
-            .args(arguments)
-            .stdin(Stdio::null())
-            .stdout(log.try_clone()?)
-            .stderr(log)
-            .spawn()
-            .with_context(|| format!("start {}", binary.display()))?;
-        let mut agent = Self { child, dir: dir.to_path_buf() };
-        let begun = Instant::now();
-        while !events.exists() {
-            agent.check()?;
-            if begun.elapsed() > AGENT {
-                bail!(
-                    "the agent wrote no events file within {} s; see {}/agent.log",
-                    AGENT.as_secs(),
-                    dir.display()
-                );
-            }
-            sleep(Duration::from_millis(50));
-        }
-        sleep(ATTACHED);
-        agent.check()?;
-        Ok(agent)
-    }
-
-    /// Fails if it has ended.
-    fn check(&mut self) -> Result<()> {
-        match self.child.try_wait()? {
-            Some(status) => bail!("the agent ended with {status}; see {}/agent.log", self.dir.display()),
-            None => Ok(()),
-        }
-    }
-
-    /// Ends it as an operator would.
-    fn stop(mut self) -> Result<()> {
-        crate::install::run(Command::new("kill").args(["-TERM", &self.child.id().to_string()]))?;
-        match wait(&mut self.child, AGENT)? {
-            Some(status) if status.success() => Ok(()),
-            Some(status) => {
-                bail!("at SIGTERM the agent ended with {status}; see {}/agent.log", self.dir.display())
-            }
-            None => bail!("the agent did not end within {} s of SIGTERM", AGENT.as_secs()),
-        }
-    }
-}
-
-impl Drop for Agent {
-    fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -15,6 +15,9 @@ use crate::install;
 const BEGIN: &str = "<!-- engine results: written by `cargo xtask engine --write-docs` -->";
 const END: &str = "<!-- end of engine results -->";
 
+/// Most faults of a case that are printed.
+const SHOWN: usize = 20;
+
 /// One case with one way of attaching.
 pub(super) struct Row {
     case: &'static str,
@@ -60,7 +63,11 @@ impl fmt::Display for Row {
             }
             (Ok(counts), None) => write!(f, "   the judge's answer is not understood: {counts}"),
             (Ok(_), Some(wrong)) => {
-                let lines: Vec<String> = wrong.iter().map(|w| format!("   WRONG {w}")).collect();
+                let mut lines: Vec<String> =
+                    wrong.iter().take(SHOWN).map(|w| format!("   WRONG {w}")).collect();
+                if wrong.len() > SHOWN {
+                    lines.push(format!("   and {} more", wrong.len() - SHOWN));
+                }
                 f.write_str(&lines.join("\n"))
             }
         }

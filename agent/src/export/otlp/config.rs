@@ -83,7 +83,7 @@ pub struct QueueConfig {
 
 impl Default for QueueConfig {
     fn default() -> Self {
-        Self { items: 8192, bytes: 8 << 20, keep: Duration::from_secs(300) }
+        Self { items: 8192, bytes: 8 << 20, keep: Duration::from_mins(5) }
     }
 }
 

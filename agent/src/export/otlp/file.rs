@@ -19,7 +19,7 @@ use crate::export::events::{Lines, OpenError};
 /// A line.
 pub(super) enum Entry {
     Spans(Resource, Vec<SpanData>),
-    Record(Resource, SdkLogRecord),
+    Record(Resource, Box<SdkLogRecord>),
 }
 
 /// Opens the file and starts its writer.

@@ -123,6 +123,7 @@ mod tests {
     use crate::export::testing::{EPOCH, closed, identity, life, pinned};
     use crate::export::trace_id::trace_id;
     use opentelemetry_proto::tonic::collector::logs::v1::ExportLogsServiceRequest;
+    use opentelemetry_proto::transform::common::tonic::ResourceAttributesWithSchema;
     use opentelemetry_proto::transform::logs::tonic::group_logs_by_resource_and_scope;
     use opentelemetry_sdk::logs::LogBatch;
 
@@ -156,7 +157,8 @@ mod tests {
         let scope = super::super::spans::scope();
         let entry = [(&record, &scope)];
         let batch = LogBatch::new(&entry);
-        let resource_logs = group_logs_by_resource_and_scope(&batch, &Default::default());
+        let resource_logs =
+            group_logs_by_resource_and_scope(&batch, &ResourceAttributesWithSchema::default());
         let encoded = prost::Message::encoded_len(&ExportLogsServiceRequest { resource_logs });
         assert!(size(&record) >= encoded, "{} < {encoded}", size(&record));
     }

@@ -28,7 +28,7 @@ use crate::export::process::Process;
 use crate::rooms::model::{Phase, Role};
 
 /// Default of `OTEL_METRIC_EXPORT_INTERVAL`.
-const INTERVAL: Duration = Duration::from_secs(60);
+const INTERVAL: Duration = Duration::from_mins(1);
 
 /// The reader and the one instrument that is recorded directly.
 #[derive(Debug)]
@@ -66,7 +66,9 @@ impl Metrics {
         let provider = SdkMeterProvider::builder().with_reader(reader).with_resource(resource).build();
         let meter = provider.meter("roomtrace");
         let source = Shared { published, counters };
-        METRICS.iter().for_each(|d| observe(&meter, d, source.clone()));
+        for d in METRICS {
+            observe(&meter, d, source.clone());
+        }
         let durations = meter
             .f64_histogram(PHASE_DURATION)
             .with_unit("s")
@@ -157,7 +159,7 @@ impl Told {
             Err(e) => {
                 let (reason, why) = match self.wire.failure(&e.to_string()) {
                     Failure::Later { why, .. } => (Reason::Expired, why),
-                    Failure::TooLarge { why } => (Reason::TooLarge, why),
+                    Failure::TooLarge { why, .. } => (Reason::TooLarge, why),
                     Failure::Never { why } => (Reason::Rejected, why),
                 };
                 self.counters.drop_items(Signal::Metrics, reason, 1);

@@ -132,8 +132,8 @@ impl Otlp {
             identity: Arc::clone(identity),
             resources,
             records: logs::Records::default(),
-            traces: queue_of(&traces),
-            logs: queue_of(&logs),
+            traces: queue_of(traces.as_ref()),
+            logs: queue_of(logs.as_ref()),
             file,
             counters: Arc::clone(counters),
             runtime: Handle::current(),
@@ -184,7 +184,8 @@ impl Otlp {
         let grace = until.saturating_duration_since(tokio::time::Instant::now());
         let (made, maker) = (self.made, self.maker);
         let abandon = {
-            let (abandoned, traces, logs) = (self.abandoned, queue_of(&self.traces), queue_of(&self.logs));
+            let (abandoned, traces, logs) =
+                (self.abandoned, queue_of(self.traces.as_ref()), queue_of(self.logs.as_ref()));
             move || {
                 abandoned.store(true, Ordering::Relaxed);
                 // It may wait for a place in them.
@@ -213,8 +214,8 @@ impl Otlp {
     }
 }
 
-fn queue_of<T>(running: &Option<Running<T>>) -> Option<Arc<Queue<T>>> {
-    running.as_ref().map(|r| Arc::clone(&r.queue))
+fn queue_of<T>(running: Option<&Running<T>>) -> Option<Arc<Queue<T>>> {
+    running.map(|r| Arc::clone(&r.queue))
 }
 
 /// An event lost before it became spans counts once for every signal it would have given.
@@ -324,7 +325,11 @@ impl Maker {
         }
         let Some((process, record)) = self.records.record(&work.event, &tracer) else { return };
         if self.file.is_some() {
-            self.write(Entry::Record(self.resources.of(process), record.clone()), flagged, work.patient);
+            self.write(
+                Entry::Record(self.resources.of(process), Box::new(record.clone())),
+                flagged,
+                work.patient,
+            );
         }
         if let Some(queue) = &self.logs {
             self.push(queue, process, vec![record], flagged, work.patient);

@@ -207,7 +207,9 @@ impl<T> Queue<T> {
     /// Items that were taken out are delivered or lost for good.
     pub(super) fn done(&self, batch: &[Item<T>]) {
         let mut state = self.state();
-        batch.iter().for_each(|item| state.release(item));
+        for item in batch {
+            state.release(item);
+        }
         drop(state);
         self.left.notify_waiters();
     }

@@ -12,7 +12,7 @@ use crate::export::Identity;
 /// Version of the semantic conventions whose names are used.
 const SCHEMA: &str = "https://opentelemetry.io/schemas/1.44.0";
 
-/// `service.name` of the engine's processes: what SGLang calls itself in its own spans
+/// `service.name` of the engine's processes: what `SGLang` calls itself in its own spans
 /// (`srt/observability/trace.py`).
 const ENGINE: &str = "sglang";
 
@@ -94,8 +94,8 @@ fn container_of(pid: u32) -> Option<String> {
 
 /// The last run of 64 hexadecimal digits in a cgroup path, as every container runtime names its groups.
 fn container_id(cgroups: &str) -> Option<String> {
-    let words = cgroups.split(|c: char| !c.is_ascii_hexdigit());
-    words.filter(|w| w.len() == 64).next_back().map(str::to_owned)
+    let mut words = cgroups.split(|c: char| !c.is_ascii_hexdigit());
+    words.rfind(|w| w.len() == 64).map(str::to_owned)
 }
 
 #[cfg(test)]

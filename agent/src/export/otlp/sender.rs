@@ -16,7 +16,7 @@ const COMPANY: Duration = Duration::from_secs(1);
 const PAUSE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
 
 /// Longest pause that a receiver can ask for.
-const ASKED: Duration = Duration::from_secs(60);
+const ASKED: Duration = Duration::from_mins(1);
 
 /// Pause while stopping: the grace period is short.
 const LAST_PAUSE: Duration = Duration::from_millis(200);
@@ -96,33 +96,29 @@ impl<T: Export> Sender<T> {
                 self.queue.give_back(batch);
                 Some(self.backed_off(after))
             }
-            Err(Failure::TooLarge { why }) if batch.len() > 1 => {
+            Err(Failure::TooLarge { why, .. }) if batch.len() > 1 => {
                 self.complain(&why, "tried again in smaller requests");
                 let sent: usize = batch.iter().map(|i| i.bytes).sum();
                 self.state.bytes = (sent / 2).max(1);
                 self.queue.give_back(batch);
                 Some(PAUSE.0)
             }
-            Err(Failure::TooLarge { why }) => self.too_large(batch, &why),
+            Err(Failure::TooLarge { why, surely: true }) => {
+                self.complain(&why, "too large for a request and dropped");
+                self.lose(&batch, Reason::TooLarge);
+                None
+            }
+            Err(Failure::TooLarge { why, surely: false }) => {
+                self.complain(&why, "kept and tried again");
+                self.queue.give_back(batch);
+                Some(self.backed_off(None))
+            }
             Err(Failure::Never { why }) => {
                 self.complain(&why, "refused for good and dropped");
                 self.lose(&batch, Reason::Rejected);
                 None
             }
         }
-    }
-
-    /// A single item was too large, or the receiver is only short of resources: one of these codes stands for
-    /// both. It is lost only when it is too large for any receiver's default.
-    fn too_large(&mut self, batch: Batch<T>, why: &str) -> Option<Duration> {
-        if batch.iter().map(|i| i.bytes).sum::<usize>() > REQUEST_BYTES {
-            self.complain(why, "too large for a request and dropped");
-            self.lose(&batch, Reason::TooLarge);
-            return None;
-        }
-        self.complain(why, "kept and tried again");
-        self.queue.give_back(batch);
-        Some(self.backed_off(None))
     }
 
     fn works(&mut self) {

@@ -212,9 +212,10 @@ impl Lookup<'_> {
         let mut headers = BTreeMap::new();
         if let Some((list, variable)) = self.variable("HEADERS") {
             for (name, value) in pairs(&list) {
-                match header(&name, &value) {
-                    Some((n, v)) => drop(headers.insert(n.as_str().to_owned(), (n, v))),
-                    None => tracing::warn!(%variable, %name, "ignored: not a header that can be sent"),
+                if let Some((n, v)) = header(&name, &value) {
+                    headers.insert(n.as_str().to_owned(), (n, v));
+                } else {
+                    tracing::warn!(%variable, %name, "ignored: not a header that can be sent");
                 }
             }
         }

@@ -308,6 +308,7 @@ mod tests {
     use crate::export::testing::{EPOCH, closed, identity, life, mark, pinned, task, view};
     use crate::sglang::message::Kind;
     use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
+    use opentelemetry_proto::transform::common::tonic::ResourceAttributesWithSchema;
     use opentelemetry_proto::transform::trace::tonic::group_spans_by_resource_and_scope;
 
     fn groups(event: Event) -> Vec<Group> {
@@ -391,7 +392,8 @@ mod tests {
         for event in life(u64::MAX) {
             for (_, spans) in groups(event) {
                 let estimate: usize = spans.iter().map(size).sum();
-                let resource_spans = group_spans_by_resource_and_scope(spans, &Default::default());
+                let resource_spans =
+                    group_spans_by_resource_and_scope(spans, &ResourceAttributesWithSchema::default());
                 let encoded = prost::Message::encoded_len(&ExportTraceServiceRequest { resource_spans });
                 assert!(estimate >= encoded, "{estimate} < {encoded}");
                 assert!(estimate < encoded * 3, "{estimate} is far above {encoded}");

@@ -39,8 +39,9 @@ const CONNECT: Duration = Duration::from_secs(5);
 pub(super) enum Failure {
     /// Worth another try, not before the given time if the receiver named one.
     Later { why: String, after: Option<Duration> },
-    /// The request is too large: worth another try in halves.
-    TooLarge { why: String },
+    /// The request is too large: worth another try in halves. Not `surely`: the receiver may only be short of
+    /// something, so a request that cannot be halved is worth another try as it is.
+    TooLarge { why: String, surely: bool },
     /// The receiver will never take it.
     Never { why: String },
 }
@@ -80,7 +81,11 @@ impl Wire {
 fn grpc_channel(target: &Target) -> Result<Channel, tonic::transport::Error> {
     let mut endpoint = Endpoint::from_shared(target.endpoint.clone())?
         .timeout(target.timeout)
-        .connect_timeout(CONNECT.min(target.timeout));
+        .connect_timeout(CONNECT.min(target.timeout))
+        // Only while a request waits, so that no server finds it too often: a connection that a vanished host
+        // left open is given up before the request's own limit, and the next request gets a new one.
+        .http2_keep_alive_interval(target.timeout / 2)
+        .keep_alive_timeout(target.timeout / 4);
     if target.endpoint.starts_with("https://") {
         let mut tls = ClientTlsConfig::new();
         tls = match &target.tls.ca {
@@ -104,7 +109,9 @@ fn grpc_failure(error: &str) -> Failure {
     let code = error.split_once("gRPC code: ").map_or("", |(_, rest)| rest);
     let (code, local) = code.split_once(':').map_or((code, false), |(code, _)| (code, true));
     match code.trim() {
-        "OutOfRange" | "ResourceExhausted" => Failure::TooLarge { why },
+        // tonic's servers answer the one to a message above their limit, Go's the other.
+        "OutOfRange" => Failure::TooLarge { why, surely: true },
+        "ResourceExhausted" => Failure::TooLarge { why, surely: false },
         "Cancelled" | "DeadlineExceeded" | "Aborted" | "Unavailable" | "DataLoss" => {
             Failure::Later { why, after: None }
         }
@@ -160,7 +167,7 @@ impl Recorder {
         };
         match status {
             None => Failure::Later { why, after: None },
-            Some(413) => Failure::TooLarge { why },
+            Some(413) => Failure::TooLarge { why, surely: true },
             Some(429 | 502..=504) => Failure::Later { why, after: retry_after },
             Some(_) => Failure::Never { why },
         }
