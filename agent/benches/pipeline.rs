@@ -47,7 +47,14 @@ impl Wire {
     }
 
     fn event<'a>(&self, at: u64, what: What<'a>) -> SocketEvent<'a> {
-        SocketEvent { at: Mono(at), socket: self.socket, netns: 1, addresses: self.addresses, task: None, what }
+        SocketEvent {
+            at: Mono(at),
+            socket: self.socket,
+            netns: 1,
+            addresses: self.addresses,
+            task: None,
+            what,
+        }
     }
 
     fn call(&mut self, at: u64, bytes: &[u8], pipeline: &mut Pipeline) {
@@ -77,7 +84,8 @@ fn greeting(kind: &[u8; 4]) -> Vec<u8> {
 
 fn rooms(criterion: &mut Criterion) {
     let mut pipeline = Pipeline::new(Limits::default(), Config::default());
-    let mut from_decode = Wire::open(1, "10.0.0.1:5000", "10.0.0.2:40000", Direction::Received, &mut pipeline);
+    let mut from_decode =
+        Wire::open(1, "10.0.0.1:5000", "10.0.0.2:40000", Direction::Received, &mut pipeline);
     let mut to_decode = Wire::open(2, "10.0.0.1:41000", "10.0.0.2:41207", Direction::Sent, &mut pipeline);
     from_decode.call(1, &greeting(b"PUSH"), &mut pipeline);
     to_decode.call(1, &greeting(b"PUSH"), &mut pipeline);

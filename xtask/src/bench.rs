@@ -57,7 +57,13 @@ fn cargo(arguments: &[&str]) -> Command {
 /// Program run times of an unrelated send and of a captured one.
 fn kernel() -> Result<()> {
     let out = install::output(&mut cargo(&[
-        "run", "--quiet", "--release", "--package", "roomtrace", "--example", "kernel_cost",
+        "run",
+        "--quiet",
+        "--release",
+        "--package",
+        "roomtrace",
+        "--example",
+        "kernel_cost",
     ]))?;
     let figures: Value = serde_json::from_str(out.trim()).context("the figures of kernel_cost")?;
     for (key, bar) in [
@@ -75,7 +81,14 @@ fn kernel() -> Result<()> {
 /// Criterion's own report; elements per second are messages per second.
 fn pipeline() -> Result<()> {
     install::run(&mut cargo(&[
-        "bench", "--quiet", "--package", "roomtrace", "--bench", "control", "--bench", "pipeline",
+        "bench",
+        "--quiet",
+        "--package",
+        "roomtrace",
+        "--bench",
+        "control",
+        "--bench",
+        "pipeline",
     ]))
 }
 
@@ -188,8 +201,7 @@ fn live() -> Result<()> {
 fn cpu(pid: u32) -> Result<f64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
     let (_, fields) = stat.rsplit_once(") ").context("/proc/PID/stat")?;
-    let ticks: u32 =
-        fields.split(' ').skip(11).take(2).map(|t| t.parse::<u32>().unwrap_or(0)).sum();
+    let ticks: u32 = fields.split(' ').skip(11).take(2).map(|t| t.parse::<u32>().unwrap_or(0)).sum();
     Ok(f64::from(ticks) / 100.0)
 }
 

@@ -236,5 +236,7 @@ fn raw(agent: &Path, dir: &Path) -> Result<Result<String, String>> {
             bail!("{sent} messages were sent, {seen} were seen as {end}, and no loss was counted");
         }
     }
-    Ok(Ok(format!("{sent} control messages in {seconds} s: {seen:?} seen at the two ends, {lost} losses counted")))
+    Ok(Ok(format!(
+        "{sent} control messages in {seconds} s: {seen:?} seen at the two ends, {lost} losses counted"
+    )))
 }

@@ -16,8 +16,8 @@ use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 
 use super::setup::Engine;
-use crate::agent::{Agent, Start};
 use super::{json_lines, script};
+use crate::agent::{Agent, Start};
 
 /// How long the engine's processes may take to come up: as long as the harness itself waits. They need 30 to 45 s on an idle
 /// machine.
