@@ -207,10 +207,7 @@ impl Btf {
 }
 
 fn array<const N: usize>(data: &[u8], at: usize) -> Result<[u8; N], BtfError> {
-    data.get(at..)
-        .and_then(|rest| rest.get(..N))
-        .and_then(|b| b.try_into().ok())
-        .ok_or(BtfError::Short(at))
+    data.get(at..).and_then(|rest| rest.get(..N)).and_then(|b| b.try_into().ok()).ok_or(BtfError::Short(at))
 }
 
 fn word(data: &[u8], at: usize) -> Result<u32, BtfError> {
@@ -249,7 +246,10 @@ mod tests {
     #[test]
     fn a_cut_or_foreign_file_is_named() {
         assert_eq!(Btf::parse(Vec::new()).err(), Some(BtfError::Short(0)));
-        assert_eq!(Btf::parse(b"\x7fELF....".to_vec()).err(), Some(BtfError::Magic(u16::from_ne_bytes(*b"\x7fE"))));
+        assert_eq!(
+            Btf::parse(b"\x7fELF....".to_vec()).err(),
+            Some(BtfError::Magic(u16::from_ne_bytes(*b"\x7fE")))
+        );
         let mut cut = MAGIC.to_ne_bytes().to_vec();
         cut.extend([1, 0, 24, 0, 0, 0, 0, 0, 0, 0, 255, 0, 0, 0]);
         assert!(matches!(Btf::parse(cut).err(), Some(BtfError::Short(_))));

@@ -108,7 +108,11 @@ struct Structure<'a> {
 
 impl<'a> Structure<'a> {
     fn named(btf: &'a Btf, name: &'static str) -> Result<Self, KernelError> {
-        if btf.has_structure(name) { Ok(Self { btf, name }) } else { Err(missing(name, "", "no such structure")) }
+        if btf.has_structure(name) {
+            Ok(Self { btf, name })
+        } else {
+            Err(missing(name, "", "no such structure"))
+        }
     }
 
     /// Byte offset of the member at `path` (dots between the names).
