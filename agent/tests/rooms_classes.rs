@@ -355,6 +355,36 @@ fn a_queue_that_drains_in_order_is_queued_and_never_pinned() {
 }
 
 #[test]
+fn a_room_that_others_overtake_is_not_queued_though_an_earlier_one_concludes() {
+    let mut w = world(Sees::Prefill);
+    w.metadata(1, &decode(0), &prefill(0));
+    w.metadata(ROOM, &decode(0), &prefill(0));
+    w.to(8000);
+    w.status(1, &prefill(0), &decode(0), KvPoll::Success);
+    for n in 10..13 {
+        w.healthy(n, &decode(0), &prefill(0), 20);
+    }
+    let v = w.pinned_in_time(ROOM, 0.0, 10.0);
+    assert_eq!(v.class, Class::TransferNotConcluded);
+}
+
+#[test]
+fn two_that_overtake_are_the_scheduler_reordering() {
+    let mut w = world(Sees::Prefill);
+    w.metadata(1, &decode(0), &prefill(0));
+    w.metadata(ROOM, &decode(0), &prefill(0));
+    w.to(8000);
+    w.status(1, &prefill(0), &decode(0), KvPoll::Success);
+    for n in 10..12 {
+        w.healthy(n, &decode(0), &prefill(0), 20);
+    }
+    w.to(12_000);
+    assert_eq!(w.class(ROOM), Some(Class::Queued));
+    w.to(14_500);
+    assert!(w.pin(ROOM).is_some(), "nothing earlier has concluded for six seconds");
+}
+
+#[test]
 fn a_queue_that_stops_draining_is_pinned() {
     let mut w = world(Sees::Prefill);
     for n in 0..40 {

@@ -1,4 +1,4 @@
-//! The scenarios of the real workload as message sequences (taken from captures of SGLang 0.5.23), for an
+//! The scenarios of the real workload as message sequences (taken from captures of `SGLang` 0.5.23), for an
 //! agent that sees both sides.
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, clippy::float_cmp, reason = "tests")]
 

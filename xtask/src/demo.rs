@@ -8,20 +8,18 @@ mod compare;
 mod show;
 
 use std::fs::File;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
+use crate::agent::{Agent, Start, terminate};
 use crate::install;
 
 /// What the workload links and its build needs.
 const PACKAGES: &[&str] = &["libzmq3-dev", "pkg-config"];
-/// How long the agent may take to be ready, and to end.
-const AGENT_PATIENCE: Duration = Duration::from_secs(20);
 /// How long a replayed capture runs on after its last packet.
 const EXTEND: &str = "30s";
 
@@ -134,22 +132,26 @@ enum Live {
     NotPossible(String),
 }
 
+fn start(places: &Places) -> Result<Start> {
+    Agent::start(&places.agent(), &[], &places.file("events.jsonl"), &places.file("agent.log"))
+}
+
 fn live(places: &Places, late: bool) -> Result<Live> {
     let mut agent = None;
     if !late {
-        match Agent::start(places)? {
-            Ok(started) => agent = Some(started),
-            Err(why) => return Ok(Live::NotPossible(why)),
+        match start(places)? {
+            Start::Observing(started) => agent = Some(started),
+            Start::NotPossible(why) => return Ok(Live::NotPossible(why)),
         }
     }
     eprintln!("running 9 engine processes over libzmq, for about 20 seconds");
     // Rooms of its own: the agent sees every engine of this host, another demo's too.
     let mut workload = Workload::start(places, &["--seed", &std::process::id().to_string()])?;
-    let mut agent = match agent {
+    let agent = match agent {
         Some(agent) => agent,
-        None => match Agent::start(places)? {
-            Ok(started) => started,
-            Err(why) => return Ok(Live::NotPossible(why)),
+        None => match start(places)? {
+            Start::Observing(started) => started,
+            Start::NotPossible(why) => return Ok(Live::NotPossible(why)),
         },
     };
     let sums = workload.results(places)?;
@@ -157,7 +159,7 @@ fn live(places: &Places, late: bool) -> Result<Live> {
     // Asked before anything ends: the end of a process is an event too.
     let events = || std::fs::read_to_string(places.file("events.jsonl")).context("read the agent's events");
     let first = compare::compare(&truth, &events()?, late)?;
-    let page = first.to_explain().map(|room| (room.to_owned(), agent.explain(places, room)));
+    let page = first.to_explain().map(|room| (room.to_owned(), explain(&agent, places, room)));
     agent.stop()?;
     let result = compare::compare(&truth, &events()?, late)?;
     workload.end(places)?;
@@ -250,96 +252,13 @@ fn record(places: &Places) -> Result<()> {
     Ok(())
 }
 
-/// A running agent.
-struct Agent {
-    child: Child,
-    listen: SocketAddr,
-}
-
-impl Agent {
-    /// Starts it and waits until it observes. The inner error: this host cannot be observed, and why.
-    fn start(places: &Places) -> Result<Result<Self, String>> {
-        let listen =
-            TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).context("find a free port")?;
-        let log = places.file("agent.log");
-        let file = File::create(&log).with_context(|| format!("create {}", log.display()))?;
-        let child = Command::new(places.agent())
-            .args(["run", "--listen", &listen.to_string(), "--events"])
-            .arg(places.file("events.jsonl"))
-            .stdin(Stdio::null())
-            .stdout(file.try_clone()?)
-            .stderr(file)
-            .spawn()
-            .context("start the agent")?;
-        let mut agent = Self { child, listen };
-        let end = Instant::now() + AGENT_PATIENCE;
-        loop {
-            if let Some(status) = agent.child.try_wait().context("wait for the agent")? {
-                let said = std::fs::read_to_string(&log).unwrap_or_default();
-                // 3: cannot observe. Anything else is the agent's own fault.
-                if status.code() == Some(3) {
-                    return Ok(Err(said.trim().to_owned()));
-                }
-                bail!("the agent ended with {status}: {}", said.trim());
-            }
-            if agent.ready() {
-                return Ok(Ok(agent));
-            }
-            if Instant::now() >= end {
-                bail!("the agent is not ready after {} s; see {}", AGENT_PATIENCE.as_secs(), log.display());
-            }
-            std::thread::sleep(Duration::from_millis(50));
-        }
+/// The page of one room, as a person would ask for it.
+fn explain(agent: &Agent, places: &Places, room: &str) -> Result<String> {
+    let page = install::output(Command::new(places.agent()).args(["explain", room, "--api", &agent.api()]))?;
+    if !page.contains(room) {
+        bail!("`roomtrace explain {room}` says nothing of a room that is pinned: {page:?}");
     }
-
-    fn ready(&self) -> bool {
-        let ask = || -> std::io::Result<String> {
-            let mut stream = TcpStream::connect_timeout(&self.listen, Duration::from_secs(1))?;
-            stream.set_read_timeout(Some(Duration::from_secs(1)))?;
-            write!(stream, "GET /readyz HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n", self.listen)?;
-            let mut answer = String::new();
-            stream.read_to_string(&mut answer)?;
-            Ok(answer)
-        };
-        ask().is_ok_and(|answer| answer.starts_with("HTTP/1.1 200"))
-    }
-
-    fn explain(&self, places: &Places, room: &str) -> Result<String> {
-        let url = format!("http://{}", self.listen);
-        let page = install::output(Command::new(places.agent()).args(["explain", room, "--api", &url]))?;
-        if !page.contains(room) {
-            bail!("`roomtrace explain {room}` says nothing of a room that is pinned: {page:?}");
-        }
-        Ok(page)
-    }
-
-    fn stop(&mut self) -> Result<()> {
-        let status = terminate(&mut self.child)?;
-        if !status.success() {
-            bail!("the agent ended with {status} at SIGTERM");
-        }
-        Ok(())
-    }
-}
-
-impl Drop for Agent {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-/// SIGTERM, then waits.
-fn terminate(child: &mut Child) -> Result<std::process::ExitStatus> {
-    install::run(Command::new("kill").arg(child.id().to_string()))?;
-    let end = Instant::now() + AGENT_PATIENCE;
-    while Instant::now() < end {
-        if let Some(status) = child.try_wait()? {
-            return Ok(status);
-        }
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    bail!("process {} does not end at SIGTERM", child.id())
+    Ok(page)
 }
 
 /// The running workload.

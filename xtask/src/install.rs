@@ -43,12 +43,6 @@ pub(crate) fn output(command: &mut Command) -> Result<String> {
     Ok(String::from_utf8_lossy(&out.stdout).into_owned())
 }
 
-/// Whether a program is on the path.
-pub(crate) fn has(program: &str) -> bool {
-    std::env::var_os("PATH")
-        .is_some_and(|path| std::env::split_paths(&path).any(|dir| dir.join(program).is_file()))
-}
-
 /// Installs those Debian packages of `packages` that are not installed yet.
 pub(crate) fn debian(packages: &[&str]) -> Result<()> {
     let missing: Vec<&str> = packages

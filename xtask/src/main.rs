@@ -2,12 +2,14 @@
 //!
 //! Nothing here is part of the agent. Commands install what they need and say what they installed.
 
+mod agent;
 mod bench;
 mod demo;
 mod ebpf;
 mod engine;
 mod install;
 mod lint;
+mod live;
 mod test;
 
 use clap::{Parser, Subcommand};

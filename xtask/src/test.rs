@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
-use crate::{demo, ebpf, install};
+use crate::{demo, ebpf, install, live};
 
 /// Debian packages that tests need: libzmq for the workload, tcpdump and tshark as independent witnesses.
 const PACKAGES: &[&str] =
@@ -17,7 +17,7 @@ const PACKAGES: &[&str] =
 /// Arguments.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Leave out the kernel object's rebuild and the demo (for quick runs; CI does neither).
+    /// Leave out the kernel object's rebuild, the demo and the live checks (CI leaves out none).
     #[arg(long)]
     quick: bool,
 }
@@ -38,6 +38,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     if !args.quick {
         step("demo");
         skipped.extend(demo::as_test()?);
+        step("live checks");
+        skipped.extend(live::as_test()?);
     }
     if !skipped.is_empty() {
         eprintln!("\n{} TESTS COULD NOT RUN HERE:", skipped.len());

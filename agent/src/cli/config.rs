@@ -167,7 +167,11 @@ impl Config {
         }
         serde_saphyr::from_str(text).map_err(|error| {
             let plain = error.without_snippet();
-            let what = plain.to_string();
+            let mut what = plain.to_string();
+            // The place stands in front already.
+            if let Some(end) = what.rfind(" at line ") {
+                what.truncate(end);
+            }
             ConfigError::Parse {
                 path: path.to_owned(),
                 place: error.location().map_or_else(String::new, |l| format!(":{}:{}", l.line(), l.column())),
@@ -206,15 +210,18 @@ impl Config {
     }
 }
 
-/// "did you mean" for serde's "unknown field `x`, expected one of `a`, `b`".
+/// "did you mean" for "unknown field `x`, expected one of a, b".
 fn hint(what: &str) -> String {
-    let mut quoted = what.split('`').skip(1).step_by(2);
-    let (Some(unknown), true) = (quoted.next(), what.contains("unknown")) else { return String::new() };
-    quoted
-        .map(|known| (strsim::damerau_levenshtein(unknown, known), known))
-        .filter(|(distance, known)| *distance <= 2.max(known.len() / 3))
+    let Some((unknown, known)) = what.split_once(", expected ") else { return String::new() };
+    let Some(unknown) = unknown.split('`').nth(1) else { return String::new() };
+    known
+        .trim_start_matches("one of ")
+        .split(", ")
+        .map(|name| name.trim_matches('`'))
+        .map(|name| (strsim::damerau_levenshtein(unknown, name), name))
+        .filter(|(distance, name)| *distance <= 2.max(name.len() / 3))
         .min()
-        .map_or_else(String::new, |(_, known)| format!(" (did you mean `{known}`?)"))
+        .map_or_else(String::new, |(_, name)| format!(" (did you mean `{name}`?)"))
 }
 
 /// Durations as people write them: `10s`, `1m 30s`, `250ms`.

@@ -147,8 +147,8 @@ pub enum KernelError {
     },
     /// Dropping capabilities failed.
     #[error(
-        "cannot give up capabilities that are no longer needed: {why}. Run with `--keep-privileges` if a security \
-         module forbids capset"
+        "cannot give up capabilities that are no longer needed: {why}. A security module forbids \
+         capset: allow it to this program, or start it with CAP_BPF and CAP_PERFMON alone"
     )]
     Privileges {
         /// What failed.

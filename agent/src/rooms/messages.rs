@@ -8,12 +8,12 @@ use std::net::SocketAddr;
 use crate::event::{Direction, Mono};
 use crate::rooms::connections::{Awaited, ConnectionId};
 use crate::rooms::model::{Completeness, Connection, Event, Outcome, Role};
-use crate::rooms::peers::{Concluded, EndpointId, NONE, PairId, SessionId};
-use crate::rooms::room::{Abort, Delivery, Link, MAX_LINKS, Mark, Room, Told};
+use crate::rooms::peers::{EndpointId, NONE, PairId, SessionId};
+use crate::rooms::room::{Abort, Delivery, Link, MAX_LINKS, Mark, Room};
 use crate::rooms::table::RoomTable;
 use crate::sglang::message::{
     AbortAck, Backend, Decoded, Endpoint, Flow, Kind, KvPoll, Message, Metadata, PpState, Register, Releases,
-    RoomFrom, Status,
+    RoomFrom,
 };
 use crate::verdict::judge::{AbortEffect, abort_effect, success_on_wire};
 
@@ -24,19 +24,19 @@ const RACE: u64 = crate::event::SECOND;
 /// One message with where it was seen.
 #[derive(Clone, Copy)]
 pub(crate) struct Seen<'a> {
-    at: Mono,
-    connection: &'a Connection,
-    direction: Direction,
-    end: u32,
+    pub(crate) at: Mono,
+    pub(crate) connection: &'a Connection,
+    pub(crate) direction: Direction,
+    pub(crate) end: u32,
     /// The connection as it is followed.
-    known: ConnectionId,
+    pub(crate) known: ConnectionId,
     /// Endpoint that it is for.
-    target: EndpointId,
+    pub(crate) target: EndpointId,
     /// Role of this host's end.
-    role: Role,
-    kind: Kind,
-    backend: Backend,
-    releases: Releases,
+    pub(crate) role: Role,
+    pub(crate) kind: Kind,
+    pub(crate) backend: Backend,
+    pub(crate) releases: Releases,
 }
 
 /// Role of the end that a message was seen at.
@@ -57,7 +57,7 @@ fn both(old: Option<Releases>, new: Releases) -> Releases {
 }
 
 /// Whether a room met on this connection may have begun before the agent looked, `reach` ago at most.
-const fn maybe_older(seen: &Seen<'_>, reach: u64) -> bool {
+pub(crate) const fn maybe_older(seen: &Seen<'_>, reach: u64) -> bool {
     seen.connection.preexisting && seen.at.since(seen.connection.since) < reach
 }
 
@@ -139,7 +139,13 @@ impl RoomTable {
     }
 
     /// Names the rank at the connecting side of a connection.
-    fn set_origin(&mut self, seen: &Seen<'_>, origin: EndpointId, session: SessionId, pair: PairId) {
+    pub(crate) fn set_origin(
+        &mut self,
+        seen: &Seen<'_>,
+        origin: EndpointId,
+        session: SessionId,
+        pair: PairId,
+    ) {
         let Some(k) = self.connections.get_mut(seen.known) else { return };
         k.session = session;
         k.pair = pair;
@@ -269,7 +275,11 @@ impl RoomTable {
     }
 
     /// Backend and releases of a room, from the connection and the message.
-    fn learn_backend(&mut self, seen: &Seen<'_>, pair: PairId) -> (Option<Backend>, Option<Releases>) {
+    pub(crate) fn learn_backend(
+        &mut self,
+        seen: &Seen<'_>,
+        pair: PairId,
+    ) -> (Option<Backend>, Option<Releases>) {
         let k = self.connections.get(seen.known);
         let mut known = (k.and_then(|k| k.backend), k.and_then(|k| k.releases));
         if seen.backend != Backend::Shared {
@@ -452,157 +462,6 @@ impl RoomTable {
         self.settle(slot, seen.at, out);
     }
 
-    fn status(&mut self, seen: Seen<'_>, m: &Status<'_>, out: &mut Vec<Event>) {
-        let Some(slot) = self.room_for_status(&seen, m, out) else { return };
-        let origin = self.connections.get(seen.known).map_or(NONE, |k| k.origin);
-        if !m.status.is_terminal() {
-            if let Some(room) = self.rooms.get_mut(slot) {
-                room.computed_at.get_or_insert(seen.at);
-            }
-            let link = self.link_of(slot, origin, seen.target);
-            self.mark(slot, &seen, origin, link, Some(m.status), m.prefill_rank, None);
-            self.settle(slot, seen.at, out);
-            return;
-        }
-        let Some(link) = self.match_status(slot, &seen, m, origin) else {
-            self.tally.turned_away.late += 1;
-            return;
-        };
-        let Some(room) = self.rooms.get_mut(slot) else { return };
-        let Some(l) = room.links.get_mut(link) else { return };
-        let first = l.told.is_none() && l.heard.is_none();
-        let sure = !l.guessed;
-        let told = Told { at: seen.at, status: m.status };
-        match seen.role {
-            Role::Prefill => {
-                l.told = Some(told);
-                l.status_on = Some(seen.connection.socket);
-            }
-            Role::Decode => l.heard = Some(told),
-        }
-        l.rank = l.rank.or(m.prefill_rank);
-        let (prefill, pair, numbers) = (l.prefill, l.pair, l.numbers);
-        let concluded = Concluded { metadata_at: l.asked_at(), pages: l.pages, at: seen.at };
-        if first {
-            self.peers.answered(prefill, pair, numbers, concluded);
-            self.learn_rank(&seen, prefill, m, sure);
-        }
-        if sure && origin != prefill {
-            let (session, pair) = (NONE, NONE);
-            self.set_origin(&seen, prefill, session, pair);
-        }
-        self.mark(slot, &seen, prefill, link, Some(m.status), m.prefill_rank, None);
-        self.settle(slot, seen.at, out);
-    }
-
-    fn learn_rank(&mut self, seen: &Seen<'_>, prefill: EndpointId, m: &Status<'_>, sure: bool) {
-        let Some(e) = self.peers.get_mut(prefill) else { return };
-        if sure {
-            e.rank = m.prefill_rank.or(e.rank);
-        }
-        if m.status == KvPoll::Success
-            && seen.backend == Backend::Nixl
-            && let Some(p) = e.prefill.as_deref_mut()
-        {
-            p.says_success = true;
-        }
-    }
-
-    /// The open room that a STATUS belongs to. One of a room that began before the agent looked opens (and
-    /// mostly closes) it; any other of an unknown room is none of ours.
-    fn room_for_status(&mut self, seen: &Seen<'_>, m: &Status<'_>, out: &mut Vec<Event>) -> Option<u32> {
-        if let Some(slot) = self.numbers.open(m.room) {
-            return Some(slot);
-        }
-        if self.is_late_for(m.room, seen.at) {
-            self.tally.turned_away.late += 1;
-            return None;
-        }
-        // The connection for STATUS is opened with the first one, so its age says nothing.
-        let young = self.started.is_none_or(|s| seen.at.since(s) < self.config.reach());
-        if !young && !maybe_older(seen, self.config.reach()) {
-            self.tally.turned_away.orphans += 1;
-            return None;
-        }
-        let life = self.next_life(m.room);
-        let slot = self.open_room(m.room, life, seen.at, (NONE, seen.target), out)?;
-        let (backend, releases) = self.learn_backend(seen, NONE);
-        let room = self.rooms.get_mut(slot)?;
-        room.completeness = Completeness::Preexisting;
-        (room.backend, room.releases) = (backend, releases);
-        Some(slot)
-    }
-
-    /// The link that a terminal STATUS is about; made if METADATA of a preexisting room was not seen.
-    fn match_status(
-        &mut self,
-        slot: u32,
-        seen: &Seen<'_>,
-        m: &Status<'_>,
-        origin: EndpointId,
-    ) -> Option<usize> {
-        let tgid = seen.connection.task.filter(|_| seen.direction == Direction::Sent).map(|t| t.tgid);
-        let from = match seen.direction {
-            Direction::Sent => seen.connection.addresses.local.ip(),
-            Direction::Received => seen.connection.addresses.peer.ip(),
-        };
-        let peers = &self.peers;
-        let room = self.rooms.get_mut(slot)?;
-        let unsaid = |l: &Link| match seen.role {
-            Role::Prefill => l.told.is_none(),
-            Role::Decode => l.heard.is_none(),
-        };
-        let here = |l: &Link| l.decode == seen.target && unsaid(l) && l.owes();
-        let fits = |l: &Link| here(l) && (l.rank.is_none() || l.rank == m.prefill_rank);
-        let of = |l: &Link| peers.get(l.prefill);
-        let by_rank = |l: &Link| here(l) && l.rank.is_some() && l.rank == m.prefill_rank;
-        let by_origin = |l: &Link| here(l) && l.prefill == origin && origin != NONE;
-        let by_process =
-            |l: &Link| here(l) && tgid.is_some() && of(l).and_then(|e| e.task).map(|t| t.tgid) == tgid;
-        let by_number =
-            |l: &Link| fits(l) && m.prefill_rank.is_some() && of(l).and_then(|e| e.rank) == m.prefill_rank;
-        let by_host = |l: &Link| fits(l) && of(l).is_some_and(|e| e.address.ip() == from);
-        let links = &mut room.links;
-        let sure = links.iter().position(by_process).or_else(|| links.iter().position(by_origin));
-        let named = links.iter().position(by_rank);
-        if let (Some(s), Some(n)) = (sure, named)
-            && s != n
-            && links.get(n).is_some_and(|l| l.guessed)
-        {
-            unguess(links, s, n);
-            return Some(s);
-        }
-        if let Some(i) = named.or(sure).or_else(|| links.iter().position(by_number)) {
-            return Some(i);
-        }
-        let found = links.iter().position(by_host).or_else(|| links.iter().position(fits));
-        if let Some(i) = found {
-            let several = links.iter().filter(|l| fits(l)).count() > 1;
-            let one_host = links.iter().filter(|l| by_host(l)).count() != 1;
-            if let Some(l) = links.get_mut(i) {
-                l.guessed |= several && one_host;
-            }
-            return Some(i);
-        }
-        if room.links.iter().any(|l| l.decode == seen.target && l.owes()) {
-            return None;
-        }
-        // Decode named another address than the one it is reached at (address translation).
-        if let Some(i) = room.links.iter().position(|l| unsaid(l) && l.owes()) {
-            return Some(i);
-        }
-        let unknown = room.completeness != Completeness::Full && room.links.len() < MAX_LINKS;
-        unknown.then(|| {
-            room.links.push(Link {
-                decode: seen.target,
-                prefill: origin,
-                rank: m.prefill_rank,
-                ..Link::unasked()
-            });
-            room.links.len() - 1
-        })
-    }
-
     fn abort_ack(&mut self, seen: Seen<'_>, m: AbortAck, out: &mut Vec<Event>) {
         let Some(slot) = self.numbers.open(m.room) else {
             self.count_stray(m.room, seen.at);
@@ -659,7 +518,7 @@ impl RoomTable {
         }
     }
 
-    fn link_of(&self, slot: u32, prefill: EndpointId, decode: EndpointId) -> usize {
+    pub(crate) fn link_of(&self, slot: u32, prefill: EndpointId, decode: EndpointId) -> usize {
         let links = self.rooms.get(slot).map_or(&[][..], |r| &r.links);
         let both = links.iter().position(|l| l.prefill == prefill && l.decode == decode);
         both.or_else(|| links.iter().position(|l| l.decode == decode)).unwrap_or(usize::MAX)
@@ -667,7 +526,7 @@ impl RoomTable {
 
     /// Puts a message on the time line and, if it was sent, waits for its acknowledgement.
     #[allow(clippy::too_many_arguments, reason = "the columns of one mark")]
-    fn mark(
+    pub(crate) fn mark(
         &mut self,
         slot: u32,
         seen: &Seen<'_>,
@@ -740,20 +599,6 @@ fn new_link(
     }
 }
 
-/// What was heard was put down to link `wrong`, and turns out to be link `right`'s.
-fn unguess(links: &mut [Link], right: usize, wrong: usize) {
-    let Some(w) = links.get_mut(wrong) else { return };
-    let (heard, rank) = (w.heard, w.rank);
-    let Some(r) = links.get_mut(right) else { return };
-    let (old_heard, old_rank) =
-        (std::mem::replace(&mut r.heard, heard), std::mem::replace(&mut r.rank, rank));
-    r.guessed = false;
-    if let Some(w) = links.get_mut(wrong) {
-        (w.heard, w.rank) = (old_heard, old_rank);
-        w.guessed = old_heard.is_some();
-    }
-}
-
 /// How a room ended whose number is used again before its end was seen.
 fn ended(room: &Room) -> Outcome {
     if room.abort.is_some() { Outcome::Failed } else { Outcome::Unknown }
@@ -761,7 +606,7 @@ fn ended(room: &Room) -> Outcome {
 
 impl Link {
     /// A link of which nothing was asked yet.
-    const fn unasked() -> Self {
+    pub(crate) const fn unasked() -> Self {
         Self {
             prefill: NONE,
             decode: NONE,

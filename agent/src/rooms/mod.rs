@@ -14,6 +14,7 @@ mod peers;
 mod room;
 mod slab;
 mod snapshot;
+mod status;
 pub mod table;
 mod transport;
 mod wheel;

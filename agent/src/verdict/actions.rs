@@ -22,7 +22,7 @@ pub(crate) fn actions(f: &Facts, j: &Judgement) -> Vec<Action> {
             list.extend([abort(f, Role::Prefill), abort(f, Role::Decode)]);
         }
         Class::PeerLost => {
-            list.push(abort(f, if j.role == Role::Prefill { Role::Prefill } else { Role::Decode }))
+            list.push(abort(f, j.role));
         }
         _ => list.push(abort(f, Role::Prefill)),
     }
@@ -100,9 +100,9 @@ fn abort_all(f: &Facts) -> Action {
 
 fn restart_target(f: &Facts, j: &Judgement) -> Option<Party> {
     match (j.class, j.act_on) {
-        (Class::AwaitingPrefill | Class::PeerNotTold | Class::PeerLost | Class::DuplicateRoom, _) => None,
         (Class::StatusLost, _) => Some(f.prefill.clone()),
-        (_, Who::Nobody | Who::Router) => None,
+        (Class::AwaitingPrefill | Class::PeerNotTold | Class::PeerLost | Class::DuplicateRoom, _)
+        | (_, Who::Nobody | Who::Router) => None,
         (_, who) => f.party(who),
     }
 }

@@ -6,7 +6,7 @@ use crate::rooms::model::{Completeness, Role};
 use crate::sglang::message::{Backend, Release};
 use crate::verdict::facts::Facts;
 use crate::verdict::judge::Judgement;
-use crate::verdict::model::{Candidate, Class};
+use crate::verdict::model::{Candidate, Class, Confidence};
 
 const REQUEST: &str = "the request at prefill's HTTP port: still open, ended, or never begun";
 const LOADS: &str = "prefill's queue counts and progress counters (/v1/loads): waiting, computing, or still";
@@ -44,7 +44,6 @@ pub(crate) fn candidates(f: &Facts, j: &Judgement) -> Vec<Candidate> {
         Class::StaleEndpoint => {
             vec![reading(Class::PeerLost, &["M33"], P, "whether prefill's process lives (GET /health)")]
         }
-        Class::PeerNotTold => Vec::new(),
         Class::Unknown if abort_alone(f) => {
             vec![reading(Class::AbortBeforeEntry, &["M1", "M44"], P, REQUEST), older()]
         }
@@ -52,7 +51,7 @@ pub(crate) fn candidates(f: &Facts, j: &Judgement) -> Vec<Candidate> {
     };
     list.retain(|c| c.class != j.class);
     // A proven fact leaves no other reading.
-    if j.confidence == crate::verdict::model::Confidence::Certain {
+    if j.confidence == Confidence::Certain {
         list.clear();
     }
     list

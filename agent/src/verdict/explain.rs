@@ -83,7 +83,11 @@ fn asked(f: &Facts, lines: &mut Vec<String>) {
     }
     match f.metadata_at {
         Some(at) => {
-            lines.push(format!("METADATA ({} pages) from {decode} to {prefill} at {}", f.pages, f.moment(at)))
+            lines.push(format!(
+                "METADATA ({} pages) from {decode} to {prefill} at {}",
+                f.pages,
+                f.moment(at)
+            ));
         }
         None => lines.push(format!("no METADATA of this room was seen between {decode} and {prefill}")),
     }
@@ -107,7 +111,7 @@ fn asked(f: &Facts, lines: &mut Vec<String>) {
     match f.dummies {
         Dummies::Some => {}
         Dummies::All => {
-            lines.push("only dummy ranks of this room are seen here: they owe nothing".to_owned())
+            lines.push("only dummy ranks of this room are seen here: they owe nothing".to_owned());
         }
         Dummies::Unknown => lines.push(
             "an empty index frame of this layout means a dummy rank or a full cache hit: it cannot be told"
@@ -186,7 +190,7 @@ fn delivery(f: &Facts, lines: &mut Vec<String>) {
         match sent {
             Sent::Unknown => {}
             Sent::Acknowledged(at) => {
-                lines.push(format!("the peer's kernel acknowledged the {what} sent at {}", f.moment(at)))
+                lines.push(format!("the peer's kernel acknowledged the {what} sent at {}", f.moment(at)));
             }
             Sent::Waiting(at) => lines
                 .push(format!("the peer's kernel has not acknowledged the {what} sent at {}", f.moment(at))),
@@ -295,7 +299,7 @@ fn older_abort(f: &Facts) -> &'static str {
 fn limits(f: &Facts, j: &Judgement, lines: &mut Vec<String>) {
     match j.class {
         Class::CompletionNotObservable => {
-            lines.push("this release does not say Success on the wire: silence says nothing".to_owned())
+            lines.push("this release does not say Success on the wire: silence says nothing".to_owned());
         }
         Class::TransferNotConcluded
         | Class::TransferWorkerSilent
@@ -305,7 +309,7 @@ fn limits(f: &Facts, j: &Judgement, lines: &mut Vec<String>) {
                 .to_owned(),
         ),
         Class::AbortBeforeEntry => {
-            lines.push("a client that hung up on both sides looks the same from frames alone".to_owned())
+            lines.push("a client that hung up on both sides looks the same from frames alone".to_owned());
         }
         _ => {}
     }

@@ -93,6 +93,7 @@ pub(crate) struct Limits {
 
 /// Everything.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(clippy::struct_excessive_bools, reason = "independent facts")]
 pub(crate) struct Facts {
     pub(crate) room: u64,
     pub(crate) now: Mono,

@@ -20,8 +20,8 @@ const SILENT_RANK: u32 = 3;
 /// The same for one session of a rank that answers others.
 const SILENT_SESSION: u32 = 2;
 
-/// After an ABORT decode holds its pages this long at most (`SGLANG_DISAGGREGATION_..._DEFERRED_DECODE_KV_
-/// RELEASE_TIMEOUT`, SGLang 0.5.19–0.5.23), and a room whose ABORT had an entry to fail is over.
+/// After an ABORT decode holds its pages this long at most (`..._DEFERRED_DECODE_KV_RELEASE_TIMEOUT`, 30 s by
+/// default in 0.5.19–0.5.23), and a room whose ABORT had an entry to fail is over.
 pub(crate) const ABORT_RELEASE: u64 = 30 * SECOND;
 
 /// A decode engine notices a dead prefill by its heartbeat: two misses at five seconds each, and the time of
@@ -386,11 +386,12 @@ fn group(f: &Facts, class: Class, owes_at: Option<SocketAddr>) -> u64 {
     let decode = endpoint(f.decode.endpoint);
     let _ = write!(hash, "{}|", class.label());
     let _ = match class {
-        // One rank.
-        Class::ReceiverSilent | Class::RanksDisagree => write!(hash, "{}", endpoint(owes_at)),
-        // One endpoint that cannot be reached or went.
+        // One rank, or one peer that went.
+        Class::ReceiverSilent | Class::RanksDisagree | Class::PeerLost => {
+            write!(hash, "{}", endpoint(owes_at))
+        }
+        // One endpoint that cannot be reached.
         Class::StatusLost => write!(hash, "{decode}"),
-        Class::PeerLost => write!(hash, "{}", endpoint(owes_at)),
         // One room by its nature.
         Class::DuplicateRoom => write!(hash, "{}", f.room),
         Class::MetadataIncomplete => write!(hash, "{prefill}|{}", endpoint(owes_at)),

@@ -84,6 +84,7 @@ pub fn known_issues(class: Class, backend: Option<Backend>, releases: Option<Rel
 mod tests {
     use super::*;
 
+    #[allow(clippy::unnecessary_wraps, reason = "as the callers have it")]
     fn releases(min: (u16, u16), max: (u16, u16)) -> Option<Releases> {
         Some(Releases { min: Release::new(0, min.0, min.1, 0), max: Release::new(0, max.0, max.1, 0) })
     }

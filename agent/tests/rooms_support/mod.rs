@@ -2,6 +2,9 @@
 #![allow(
     dead_code,
     unreachable_pub,
+    clippy::cast_precision_loss,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
     clippy::unwrap_used,
     clippy::indexing_slicing,
     clippy::panic,

@@ -88,7 +88,8 @@ unsafe fn fill(record: *mut Record, sk: Sock, tcp: Tcp, cookie: u64, at: u64, wh
             (*record).tgid = task.tgid();
             (*record).tid = task.pid();
             (*record).cgroup = task.cgroup();
-            (&raw mut (*record).comm).cast::<[u64; 2]>().write_unaligned(comm(task, socket));
+            // Aligned in the record; unaligned stores would be bytes.
+            (&raw mut (*record).comm).cast::<[u64; 2]>().write(comm(task, socket));
         }
         Who::Task(task) => {
             flags |= flag::TASK;
@@ -103,10 +104,8 @@ unsafe fn fill(record: *mut Record, sk: Sock, tcp: Tcp, cookie: u64, at: u64, wh
         g::bpf_probe_read_kernel((&raw mut (*record).local).cast(), 16, sk.local_v6().cast());
         g::bpf_probe_read_kernel((&raw mut (*record).peer).cast(), 16, sk.peer_v6().cast());
     } else {
-        (*record).local = [0; 16];
-        (*record).peer = [0; 16];
-        (&raw mut (*record).local).cast::<u32>().write_unaligned(sk.local_v4());
-        (&raw mut (*record).peer).cast::<u32>().write_unaligned(sk.peer_v4());
+        (&raw mut (*record).local).cast::<[u64; 2]>().write([u64::from(sk.local_v4()), 0]);
+        (&raw mut (*record).peer).cast::<[u64; 2]>().write([u64::from(sk.peer_v4()), 0]);
     }
     (*record).local_port = tcp.local_port(sk);
     (*record).peer_port = sk.peer_port();

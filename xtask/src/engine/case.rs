@@ -17,18 +17,15 @@ use serde_json::{Value, json};
 
 use super::setup::Engine;
 use super::{json_lines, script};
+use crate::agent::{Agent, Start};
 
 /// How long the engine's processes may take to come up: as long as the harness itself waits. They need 30 to 45 s on an idle
 /// machine.
 const STARTUP: Duration = Duration::from_mins(10);
-/// How long the agent may take to attach or to end.
-const AGENT: Duration = Duration::from_secs(30);
 /// How long the engine may take to end.
 const END: Duration = Duration::from_mins(1);
 /// How long any load may take beyond what its flags say.
 const LOAD: Duration = Duration::from_mins(3);
-/// Between the agent's first output and the load: hooks are attached and existing sockets found by then.
-const ATTACHED: Duration = Duration::from_secs(2);
 /// Rooms that open the connections.
 const WARMUP: &str = "2";
 
@@ -137,7 +134,10 @@ pub(super) fn run(
     }
     std::fs::create_dir_all(dir).with_context(|| format!("create {}", dir.display()))?;
     let events = dir.join("events.jsonl");
-    let start_agent = || Agent::start(agent, agent_args, &events, dir);
+    let start_agent = || match Agent::start(agent, agent_args, &events, &dir.join("agent.log"))? {
+        Start::Observing(agent) => Ok(agent),
+        Start::NotPossible(why) => bail!("this host cannot be observed: {why}"),
+    };
     let early = if attach == Attach::Before { Some(start_agent()?) } else { None };
     let mut harness = Harness::start(case, engine, dir)?;
     harness.reach("ready", STARTUP)?;
@@ -312,71 +312,6 @@ impl Harness {
 impl Drop for Harness {
     fn drop(&mut self) {
         // Its roles die with it (PR_SET_PDEATHSIG).
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-/// The agent.
-struct Agent {
-    child: Child,
-    dir: PathBuf,
-}
-
-impl Agent {
-    /// Starts it and waits until it is attached.
-    fn start(binary: &Path, arguments: &[String], events: &Path, dir: &Path) -> Result<Self> {
-        let log = log(dir, "agent.log")?;
-        let child = Command::new(binary)
-            .args(["run", "--listen", "127.0.0.1:0", "--events"])
-            .arg(events)
-            .args(arguments)
-            .stdin(Stdio::null())
-            .stdout(log.try_clone()?)
-            .stderr(log)
-            .spawn()
-            .with_context(|| format!("start {}", binary.display()))?;
-        let mut agent = Self { child, dir: dir.to_path_buf() };
-        let begun = Instant::now();
-        while !events.exists() {
-            agent.check()?;
-            if begun.elapsed() > AGENT {
-                bail!(
-                    "the agent wrote no events file within {} s; see {}/agent.log",
-                    AGENT.as_secs(),
-                    dir.display()
-                );
-            }
-            sleep(Duration::from_millis(50));
-        }
-        sleep(ATTACHED);
-        agent.check()?;
-        Ok(agent)
-    }
-
-    /// Fails if it has ended.
-    fn check(&mut self) -> Result<()> {
-        match self.child.try_wait()? {
-            Some(status) => bail!("the agent ended with {status}; see {}/agent.log", self.dir.display()),
-            None => Ok(()),
-        }
-    }
-
-    /// Ends it as an operator would.
-    fn stop(mut self) -> Result<()> {
-        crate::install::run(Command::new("kill").args(["-TERM", &self.child.id().to_string()]))?;
-        match wait(&mut self.child, AGENT)? {
-            Some(status) if status.success() => Ok(()),
-            Some(status) => {
-                bail!("at SIGTERM the agent ended with {status}; see {}/agent.log", self.dir.display())
-            }
-            None => bail!("the agent did not end within {} s of SIGTERM", AGENT.as_secs()),
-        }
-    }
-}
-
-impl Drop for Agent {
-    fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

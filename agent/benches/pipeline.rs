@@ -1,0 +1,130 @@
+//! How many control messages a second one core takes from socket event to closed room: each room is one METADATA received
+//! and one STATUS sent by a prefill rank.
+//!
+//! `cargo bench -p roomtrace --bench pipeline`. Elements are messages; the bar is 1 M a second.
+#![allow(missing_docs, reason = "criterion's macros")]
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a bench")]
+
+use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use roomtrace::control::Limits;
+use roomtrace::event::{
+    Addresses, Body, Bytes, Direction, Mono, Sequence, SocketEvent, SocketId, StateChange, TcpState, What,
+};
+use roomtrace::pipeline::Pipeline;
+use roomtrace::rooms::Config;
+
+/// 19 digits, so that every room number has the same length and is written in place.
+const FIRST: u64 = 1_000_000_000_000_000_000;
+const ROOMS: u64 = 1000;
+
+fn message(frames: &[&[u8]]) -> Vec<u8> {
+    let mut out = Vec::new();
+    for (i, frame) in frames.iter().enumerate() {
+        out.push(u8::from(i + 1 < frames.len()));
+        out.push(u8::try_from(frame.len()).unwrap());
+        out.extend_from_slice(frame);
+    }
+    out
+}
+
+/// One end of a connection that only sends or only receives.
+struct Wire {
+    socket: SocketId,
+    addresses: Addresses,
+    direction: Direction,
+    end: u32,
+}
+
+impl Wire {
+    fn open(n: u64, local: &str, peer: &str, direction: Direction, pipeline: &mut Pipeline) -> Self {
+        let addresses = Addresses { local: local.parse().unwrap(), peer: peer.parse().unwrap() };
+        let wire = Self { socket: SocketId(n), addresses, direction, end: 1000 };
+        let old = if direction == Direction::Sent { TcpState::SynSent } else { TcpState::SynRecv };
+        let sequence = Sequence { write: 1000, una: 1000, copied: 1000, rcv_nxt: 1000 };
+        let change = StateChange { old, new: TcpState::Established, error: 0, sequence };
+        pipeline.handle(&wire.event(0, What::State(change)));
+        wire
+    }
+
+    fn event<'a>(&self, at: u64, what: What<'a>) -> SocketEvent<'a> {
+        SocketEvent {
+            at: Mono(at),
+            socket: self.socket,
+            netns: 1,
+            addresses: self.addresses,
+            task: None,
+            what,
+        }
+    }
+
+    fn call(&mut self, at: u64, bytes: &[u8], pipeline: &mut Pipeline) {
+        let len = u32::try_from(bytes.len()).unwrap();
+        self.end = self.end.wrapping_add(len);
+        let (una, next) = if self.direction == Direction::Sent { (self.end, 1000) } else { (1000, self.end) };
+        let moved = Bytes {
+            direction: self.direction,
+            end: self.end,
+            len,
+            body: Body::Whole(bytes),
+            snd_una: una,
+            rcv_nxt: next,
+        };
+        pipeline.handle(&self.event(at, What::Bytes(moved)));
+    }
+}
+
+fn greeting(kind: &[u8; 4]) -> Vec<u8> {
+    let mut out = vec![0xff, 0, 0, 0, 0, 0, 0, 0, 0, 0x7f, 3, 0];
+    out.extend_from_slice(b"NULL");
+    out.resize(64, 0);
+    out.extend_from_slice(b"\x04\x1a\x05READY\x0bSocket-Type\0\0\0\x04");
+    out.extend_from_slice(kind);
+    out
+}
+
+fn rooms(criterion: &mut Criterion) {
+    let mut pipeline = Pipeline::new(Limits::default(), Config::default());
+    let mut from_decode =
+        Wire::open(1, "10.0.0.1:5000", "10.0.0.2:40000", Direction::Received, &mut pipeline);
+    let mut to_decode = Wire::open(2, "10.0.0.1:41000", "10.0.0.2:41207", Direction::Sent, &mut pipeline);
+    from_decode.call(1, &greeting(b"PUSH"), &mut pipeline);
+    to_decode.call(1, &greeting(b"PUSH"), &mut pipeline);
+    let digits = FIRST.to_string();
+    let index: Vec<u8> = (1u32..9).flat_map(u32::to_le_bytes).collect();
+    let mut metadata = message(&[
+        digits.as_bytes(),
+        b"10.0.0.2",
+        b"41207",
+        b"10.0.0.2:15847",
+        &index,
+        b"3",
+        b"",
+        b"1",
+        b"0",
+        b"",
+    ]);
+    let mut status = message(&[digits.as_bytes(), b"4", b"0"]);
+    let (mut room, mut now) = (FIRST, 1_000_000);
+    let mut group = criterion.benchmark_group("pipeline");
+    group.throughput(Throughput::Elements(2 * ROOMS));
+    group.bench_function("rooms", |bencher| {
+        bencher.iter(|| {
+            for _ in 0..ROOMS {
+                room += 1;
+                now += 2000;
+                let digits = room.to_string();
+                metadata[2..21].copy_from_slice(digits.as_bytes());
+                status[2..21].copy_from_slice(digits.as_bytes());
+                from_decode.call(now, &metadata, &mut pipeline);
+                to_decode.call(now + 1000, &status, &mut pipeline);
+            }
+            pipeline.tick(Mono(now));
+            let closed = pipeline.events().count();
+            assert_eq!(closed, usize::try_from(ROOMS).unwrap());
+        });
+    });
+    group.finish();
+}
+
+criterion_group!(benches, rooms);
+criterion_main!(benches);
