@@ -13,8 +13,8 @@ pub use counters::{ConnectionState, Counters, Dropped, Loss, Shape};
 use flow::{Findings, Out, Unread};
 
 use crate::event::{
-    Addresses, Bytes, Direction, Found, Mono, Sequence, SocketEvent, SocketId, StateChange, Task, TcpState,
-    What,
+    Addresses, Bytes, Direction, Found, Mono, SECOND, Sequence, SocketEvent, SocketId, StateChange, Task,
+    TcpState, What,
 };
 use crate::rooms::model::{Connection, Input};
 use crate::stream::{Call, Held, Lane, Piece, Table};
@@ -50,6 +50,10 @@ pub enum Judgement {
 const DOUBT_CALLS: u32 = 256;
 /// … or so many bytes. A rank's connection shows one at its first call that begins at a message.
 const DOUBT_BYTES: u64 = 256 << 10;
+
+/// A stream found with nothing under way that stands still for so long has no message begun: the pieces of one
+/// follow each other within microseconds.
+const IDLE: u64 = SECOND / 20;
 
 /// Judgements kept until they are fetched.
 const JUDGEMENTS: usize = 65_536;
@@ -92,11 +96,23 @@ struct Stream {
     decoder: Decoder,
     /// The side that sends here has said its last, so a FIN may count one.
     fin: bool,
+    /// Where it stood and when, if it was found with nothing under way.
+    idle: Option<(u32, Mono)>,
 }
 
 impl Stream {
     const fn joined() -> Self {
-        Self { lane: Lane::new(), decoder: Decoder::joined(), fin: false }
+        Self { lane: Lane::new(), decoder: Decoder::joined(), fin: false, idle: None }
+    }
+
+    /// Before its first call: libzmq sends whole messages, and a rest of one would not have waited.
+    fn meet(&mut self, at: Mono, start: u32) {
+        let idle = self.idle.take();
+        if self.lane.next().is_none()
+            && idle.is_some_and(|(stood, found)| stood == start && at.since(found) >= IDLE)
+        {
+            self.decoder.expect_message();
+        }
     }
 
     fn begin(&mut self, base: Option<u32>) {
@@ -116,6 +132,8 @@ struct Socket {
     netns: u32,
     task: Option<Task>,
     preexisting: bool,
+    /// Since when it is watched.
+    since: Mono,
     /// Not read any more, as this.
     given_up: Option<ConnectionState>,
     judged: Option<Judgement>,
@@ -139,6 +157,7 @@ impl Socket {
             netns: event.netns,
             task: None,
             preexisting: true,
+            since: event.at,
             given_up: None,
             judged: None,
             counted: None,
@@ -159,6 +178,7 @@ impl Socket {
             netns: self.netns,
             task: self.task,
             preexisting: self.preexisting,
+            since: self.since,
         }
     }
 
@@ -313,7 +333,9 @@ impl Control {
         }
         // What drains the stream up to the peer's last byte may have taken its FIN as well.
         let drained = bytes.direction == Direction::Received && bytes.end == bytes.rcv_nxt;
-        let fin = socket.stream(bytes.direction).fin || drained;
+        let stream = socket.stream(bytes.direction);
+        stream.meet(event.at, bytes.end.wrapping_sub(bytes.len));
+        let fin = stream.fin || drained;
         let call = Call { at: event.at, end: bytes.end, len: bytes.len, body: bytes.body, fin };
         shared.run(event.socket, socket, bytes.direction, event.at, sink, |lane, held, take| {
             lane.expire(event.at, held, take);
@@ -374,6 +396,9 @@ impl Control {
             return;
         }
         let Some(socket) = self.sockets.get_mut(event.socket, event.at) else { return };
+        let Sequence { write, una, copied, rcv_nxt } = found.sequence;
+        socket.sent.idle = (write == una).then_some((write, event.at));
+        socket.received.idle = (copied == rcv_nxt).then_some((copied, event.at));
         if let Some((sent, received)) = found.base {
             // The kernel's counters take the SYN of the side that opened for a byte.
             let at_start = |now: u32, base: u32| now.wrapping_sub(base) <= 1;

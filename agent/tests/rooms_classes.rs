@@ -770,13 +770,89 @@ fn a_room_met_in_the_middle_is_never_pinned() {
     w.abort(ROOM, &decode(0), &prefill(0), None);
     w.to(20_000);
     assert_eq!(w.last(ROOM).completeness, Completeness::Preexisting);
-    assert_eq!(w.class(ROOM), Some(Class::Unknown));
+    assert_eq!(w.class(ROOM), Some(Class::Unknown), "whose ABORT it is was not seen");
     w.to(500_000);
-    assert_eq!(w.names(ROOM), ["room_closed"]);
+    assert_eq!(w.names(ROOM), ["verdict_changed", "room_closed"], "mentioned once while it is open");
     // Long after the agent came, METADATA before it would have been seen.
     w.abort(ROOM + 1, &decode(0), &prefill(0), None);
     w.wait(11_500);
     assert_eq!(w.class(ROOM + 1), Some(Class::AbortBeforeEntry));
+}
+
+/// An agent that came while the connections were open, and then saw a room of its peers.
+fn late(layout: Layout) -> World {
+    let mut w = World::with(Sees::Both, layout, Config::default());
+    w.preexisting = true;
+    w.to(2000);
+    w.metadata(1, &decode(0), &prefill(0));
+    w.status(1, &prefill(0), &decode(0), KvPoll::Success);
+    w
+}
+
+#[test]
+fn an_abort_that_would_have_been_acknowledged_says_much_even_to_a_late_agent() {
+    let mut w = late(MOONCAKE);
+    w.abort(ROOM, &decode(0), &prefill(0), None);
+    w.wait(9_000);
+    assert_eq!(w.class(ROOM), None);
+    w.wait(2_500);
+    let v = w.verdict(ROOM);
+    assert_eq!((v.class, v.confidence), (Class::AbortBeforeEntry, Confidence::Possible));
+    assert_eq!(v.owed_by.unwrap().role, Some(Role::Prefill));
+    assert_eq!(w.last(ROOM).completeness, Completeness::Preexisting);
+    assert!(
+        v.evidence.iter().any(|e| e.contains("can have gone before the agent looked")),
+        "{:?}",
+        v.evidence
+    );
+    let older = v.candidates.first().unwrap();
+    assert_eq!(older.class, Class::NotApplicable);
+    assert!(older.would_settle.contains("before the agent looked"));
+    // An acknowledged one mostly found its room; one with a generation surely did.
+    for (room, generation) in [(ROOM + 1, None), (ROOM + 2, Some(4))] {
+        w.abort(room, &decode(0), &prefill(0), generation);
+        if generation.is_none() {
+            w.ack(room, &prefill(0), &decode(0));
+        }
+        w.wait(11_500);
+        assert_eq!(w.class(room), Some(Class::Unknown));
+        assert_eq!(w.names(room), ["verdict_changed"]);
+    }
+    // With generations on this connection, one without says that METADATA was never sent.
+    w.abort(ROOM + 3, &decode(0), &prefill(0), None);
+    w.wait(11_500);
+    assert_eq!(w.last(ROOM + 3).completeness, Completeness::Full);
+    assert_eq!(w.class(ROOM + 3), Some(Class::AbortBeforeEntry));
+}
+
+#[test]
+fn an_abort_that_is_never_acknowledged_is_unknown_to_a_late_agent_but_mentioned() {
+    let mut w = late(NIXL_OLD);
+    w.abort(ROOM, &decode(0), &prefill(0), None);
+    w.wait(11_500);
+    let v = w.verdict(ROOM);
+    assert_eq!(v.class, Class::Unknown);
+    assert_eq!(v.candidates.first().map(|c| c.class), Some(Class::AbortBeforeEntry));
+    assert!(v.evidence.iter().any(|e| e.contains("silence says nothing")), "{:?}", v.evidence);
+    w.wait(11_500);
+    assert_eq!(w.names(ROOM), ["verdict_changed"]);
+    // The same once no METADATA can be older than the agent any more.
+    w.to(400_000);
+    w.abort(ROOM + 1, &decode(0), &prefill(0), None);
+    w.wait(11_500);
+    assert_eq!(w.class(ROOM + 1), Some(Class::AbortBeforeEntry));
+}
+
+#[test]
+fn a_room_that_begins_after_the_agent_came_is_followed_also_on_an_idle_connection() {
+    let mut w = World::new(Sees::Both);
+    w.preexisting = true;
+    w.to(3000);
+    // The first message that the agent sees on this connection.
+    w.metadata(ROOM, &decode_of(1, 2), &prefill(0));
+    w.wait(11_500);
+    assert_eq!(w.class(ROOM), Some(Class::MetadataIncomplete));
+    assert_eq!(w.last(ROOM).completeness, Completeness::Full);
 }
 
 #[test]
@@ -835,7 +911,7 @@ fn missing_bytes_make_it_unknown() {
         w.wait(12_000);
         assert!(w.last(ROOM + 1).pinned());
         w.to(500_000);
-        assert_eq!(w.names(ROOM), ["room_closed"]);
+        assert_eq!(w.names(ROOM), ["verdict_changed", "room_closed"]);
     }
 }
 

@@ -145,7 +145,8 @@ fn live(places: &Places, late: bool) -> Result<Live> {
         }
     }
     eprintln!("running 9 engine processes over libzmq, for about 20 seconds");
-    let mut workload = Workload::start(places, &[])?;
+    // Rooms of its own: the agent sees every engine of this host, another demo's too.
+    let mut workload = Workload::start(places, &["--seed", &std::process::id().to_string()])?;
     let agent = match agent {
         Some(agent) => agent,
         None => match start(places)? {

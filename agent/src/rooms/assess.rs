@@ -247,6 +247,9 @@ impl RoomTable {
             j
         });
         let is = new.as_ref().is_some_and(|j| j.class.pins());
+        let unknown = |j: Option<&Judgement>| j.is_some_and(|j| j.class == Class::Unknown);
+        // Overdue, and nothing can be said: that is told once.
+        let puzzling = unknown(new.as_ref()) && !unknown(old.as_deref());
         let changed = match (&new, &old) {
             (Some(n), Some(o)) => n.differs(o),
             _ => true,
@@ -272,6 +275,7 @@ impl RoomTable {
             (false, true) => out.push(Event::Pinned(self.snapshot_of(room, now))),
             (true, true) if changed => out.push(Event::VerdictChanged(self.snapshot_of(room, now))),
             (true, false) => out.push(Event::Recovered(self.snapshot_of(room, now))),
+            (false, false) if puzzling => out.push(Event::VerdictChanged(self.snapshot_of(room, now))),
             _ => {}
         }
     }

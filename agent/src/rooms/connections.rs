@@ -35,7 +35,6 @@ pub(crate) struct Awaited {
 #[derive(Debug)]
 pub(crate) struct Known {
     pub(crate) connection: Connection,
-    pub(crate) first_seen: Mono,
     /// The listening side.
     pub(crate) target: EndpointId,
     /// The connecting side's rank, once a message named it.
@@ -129,13 +128,12 @@ impl Connections {
     }
 
     /// Follows a connection from now on; [`NONE`] when there is no space.
-    pub(crate) fn insert(&mut self, connection: &Connection, target: EndpointId, at: Mono) -> ConnectionId {
+    pub(crate) fn insert(&mut self, connection: &Connection, target: EndpointId) -> ConnectionId {
         if self.by_socket.len() >= self.max {
             return NONE;
         }
         let known = Known {
             connection: *connection,
-            first_seen: at,
             target,
             origin: NONE,
             session: NONE,

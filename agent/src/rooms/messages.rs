@@ -17,7 +17,8 @@ use crate::sglang::message::{
 };
 use crate::verdict::judge::{AbortEffect, abort_effect, success_on_wire};
 
-/// METADATA this soon after an ABORT is of the same life: the threads of one decode rank raced.
+/// METADATA this soon after an ABORT is of the same life: the threads of one decode rank raced. The ranks of one
+/// decode engine, too, ask in one turn of their schedulers (`poll_and_all_reduce`, `disaggregation/decode.py`).
 const RACE: u64 = crate::event::SECOND;
 
 /// One message with where it was seen.
@@ -55,6 +56,11 @@ fn both(old: Option<Releases>, new: Releases) -> Releases {
     if fit.min <= fit.max { fit } else { new }
 }
 
+/// Whether a room met on this connection may have begun before the agent looked, `reach` ago at most.
+pub(crate) const fn maybe_older(seen: &Seen<'_>, reach: u64) -> bool {
+    seen.connection.preexisting && seen.at.since(seen.connection.since) < reach
+}
+
 impl RoomTable {
     pub(crate) fn message(
         &mut self,
@@ -67,7 +73,7 @@ impl RoomTable {
     ) {
         let kind = decoded.message.kind();
         let role = role_of(kind.flow(), direction);
-        let (known, target) = self.target(connection, direction, at);
+        let (known, target) = self.target(connection, direction);
         let (backend, releases) = (decoded.backend, decoded.releases);
         let seen = Seen { at, connection, direction, end, known, target, role, kind, backend, releases };
         if backend != Backend::Shared
@@ -93,7 +99,7 @@ impl RoomTable {
     }
 
     /// The endpoint that a message went to; the connection is followed from now on.
-    fn target(&mut self, c: &Connection, direction: Direction, at: Mono) -> (ConnectionId, EndpointId) {
+    fn target(&mut self, c: &Connection, direction: Direction) -> (ConnectionId, EndpointId) {
         let known = self.connections.find(c.socket);
         if let Some(k) = self.connections.get_mut(known) {
             if k.connection.task.is_none() && c.task.is_some() {
@@ -110,7 +116,7 @@ impl RoomTable {
             Direction::Received => c.addresses.local,
         };
         let target = self.peers.endpoint(address, c.netns, &mut self.tally.turned_away);
-        let known = self.follow(c, target, at);
+        let known = self.follow(c, target);
         if let Some(e) = self.peers.get_mut(target) {
             e.reached = true;
             e.refused = None;
@@ -122,8 +128,8 @@ impl RoomTable {
     }
 
     /// Follows a connection from now on.
-    pub(crate) fn follow(&mut self, c: &Connection, target: EndpointId, at: Mono) -> ConnectionId {
-        let known = self.connections.insert(c, target, at);
+    pub(crate) fn follow(&mut self, c: &Connection, target: EndpointId) -> ConnectionId {
+        let known = self.connections.insert(c, target);
         if known == NONE {
             self.tally.turned_away.connections += 1;
         } else {
@@ -211,7 +217,7 @@ impl RoomTable {
         self.set_origin(&seen, decode, session, pair);
         let Some(slot) = self.room_for_metadata(&seen, m, decode, session, out) else { return };
         let numbers = self.numbers_for(slot, &seen, m, decode, session, pair);
-        let older = self.maybe_older(&seen, 60 * crate::event::SECOND);
+        let older = maybe_older(&seen, RACE);
         let backend = self.learn_backend(&seen, pair);
         let Some(room) = self.rooms.get_mut(slot) else { return };
         (room.backend, room.releases) = backend;
@@ -352,12 +358,6 @@ impl RoomTable {
         }
     }
 
-    /// Whether a room met on this connection may have begun before the agent looked.
-    pub(crate) fn maybe_older(&self, seen: &Seen<'_>, reach: u64) -> bool {
-        seen.connection.preexisting
-            && self.connections.get(seen.known).is_none_or(|k| seen.at.since(k.first_seen) < reach)
-    }
-
     fn abort(&mut self, seen: Seen<'_>, m: RoomFrom, out: &mut Vec<Event>) {
         let decode = self.decode_endpoint(&seen, m.ip, m.port);
         let known = self.connections.get_mut(seen.known);
@@ -420,7 +420,7 @@ impl RoomTable {
     ) -> Option<Completeness> {
         let reach = self.config.reach();
         let recent = |at: Option<Mono>| at.is_some_and(|at| seen.at.since(at) < reach);
-        let older = self.maybe_older(seen, reach);
+        let older = maybe_older(seen, reach);
         if self.peers.lossy_since(seen.target, decode, Mono(seen.at.0.saturating_sub(reach))) {
             return Some(Completeness::Lossy);
         }
@@ -428,6 +428,7 @@ impl RoomTable {
             // METADATA went before it: either before the agent looked, or the room is forgotten.
             return if older { Some(Completeness::Preexisting) } else { None };
         }
+        // A decode that sends generations sends ABORT without one where METADATA had not been sent.
         if older && !generations {
             return Some(Completeness::Preexisting);
         }

@@ -36,8 +36,10 @@ pub struct Connection {
     pub netns: u32,
     /// The process that uses it, when a call of it was seen.
     pub task: Option<Task>,
-    /// Its beginning was not seen: what it carried before is unknown.
+    /// Its beginning was not seen: what it carried before `since` is unknown.
     pub preexisting: bool,
+    /// Since when it is watched.
+    pub since: Mono,
 }
 
 /// What the stages below deliver to the rooms.

@@ -4,7 +4,7 @@
 //! before or the host tell the links of a room apart, or nothing does, and then the link is a guess and so marked.
 
 use crate::event::Direction;
-use crate::rooms::messages::Seen;
+use crate::rooms::messages::{Seen, maybe_older};
 use crate::rooms::model::{Completeness, Event, Role};
 use crate::rooms::peers::{Concluded, EndpointId, NONE};
 use crate::rooms::room::{Link, MAX_LINKS, Told};
@@ -80,7 +80,7 @@ impl RoomTable {
         }
         // The connection for STATUS is opened with the first one, so its age says nothing.
         let young = self.started.is_none_or(|s| seen.at.since(s) < self.config.reach());
-        if !young && !self.maybe_older(seen, self.config.reach()) {
+        if !young && !maybe_older(seen, self.config.reach()) {
             self.tally.turned_away.orphans += 1;
             return None;
         }

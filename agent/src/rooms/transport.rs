@@ -13,18 +13,18 @@ use crate::sglang::message::Kind;
 impl RoomTable {
     pub(crate) fn state(&mut self, at: Mono, c: &Connection, change: &StateChange, out: &mut Vec<Event>) {
         match (change.old, change.new) {
-            (old, TcpState::Established) => self.established(at, c, old),
+            (old, TcpState::Established) => self.established(c, old),
             (TcpState::Listen, TcpState::Close) => self.listener_closed(at, c),
             (TcpState::SynSent, TcpState::Close) => self.refused(at, c, change.error),
             (_, new) => self.ending(at, c, new, change, out),
         }
     }
 
-    fn established(&mut self, at: Mono, c: &Connection, old: TcpState) {
+    fn established(&mut self, c: &Connection, old: TcpState) {
         let listening = if old == TcpState::SynSent { c.addresses.peer } else { c.addresses.local };
         let Some(target) = self.peers.find(listening, c.netns) else { return };
         if self.connections.find(c.socket) == NONE {
-            self.follow(c, target, at);
+            self.follow(c, target);
         }
         if let Some(e) = self.peers.get_mut(target) {
             e.refused = None;

@@ -91,8 +91,9 @@ const ROOM_PROVES: u64 = 1_000_000_000;
 const RANK_MAX: u32 = 4095;
 
 /// What a message proves. One without a tag must not be the tail of another: KV_STATUS behind its tag is a
-/// STATUS with a frame too many, NIXL's METADATA behind its guard is mooncake's with another kind of session.
-/// What is left is the tail of an ABORT_ACK, `room, rank, generation`, where a call begins just behind its tag.
+/// STATUS with a frame too many, NIXL's METADATA behind its guard is mooncake's with another kind of session, the
+/// last two frames of a STATUS are one whose room is a state. What is left is the tail of an ABORT_ACK,
+/// `room, rank, generation`, where a call begins just behind its tag.
 fn recognise(parts: &Multipart<'_>) -> Recognition {
     let decoded = match decode(parts) {
         Ok(decoded) => decoded,
@@ -103,6 +104,9 @@ fn recognise(parts: &Multipart<'_>) -> Recognition {
     let proves = match decoded.message {
         Message::Metadata(_) | Message::Register(_) if guarded => return Recognition::Tagged,
         Message::Status(s) if decoded.backend == Backend::Mooncake => {
+            if KvPoll::from_wire(s.room).is_some() {
+                return Recognition::No;
+            }
             matches!(s.status, KvPoll::Failed | KvPoll::WaitingForInput | KvPoll::Success)
                 && s.prefill_rank.map_or(s.room >= ROOM_PROVES, |rank| rank <= RANK_MAX)
         }

@@ -2,7 +2,7 @@
 //!
 //! Pure. The sets are those of docs/verdicts.md, "What one host can tell apart", for frames and TCP alone.
 
-use crate::rooms::model::Role;
+use crate::rooms::model::{Completeness, Role};
 use crate::sglang::message::{Backend, Release};
 use crate::verdict::facts::Facts;
 use crate::verdict::judge::Judgement;
@@ -43,6 +43,9 @@ pub(crate) fn candidates(f: &Facts, j: &Judgement) -> Vec<Candidate> {
         Class::PeerLost => lost(f),
         Class::StaleEndpoint => {
             vec![reading(Class::PeerLost, &["M33"], P, "whether prefill's process lives (GET /health)")]
+        }
+        Class::Unknown if abort_alone(f) => {
+            vec![reading(Class::AbortBeforeEntry, &["M1", "M44"], P, REQUEST), older()]
         }
         _ => Vec::new(),
     };
@@ -126,6 +129,9 @@ fn aborted(f: &Facts) -> Vec<Candidate> {
         reading(Class::ConcludedButHeld, held, P, "prefill's inflight count (/v1/loads) and its release"),
         reading(Class::TransferWorkerSilent, &["M20", "M21"], P, THREADS),
     ];
+    if abort_alone(f) {
+        list.insert(0, older());
+    }
     if f.backend == Some(Backend::Nixl) {
         list.push(reading(
             Class::ReceiverSilent,
@@ -135,6 +141,21 @@ fn aborted(f: &Facts) -> Vec<Candidate> {
         ));
     }
     list
+}
+
+/// Whether an ABORT is all that was seen of a room which may have begun before the agent looked.
+fn abort_alone(f: &Facts) -> bool {
+    f.completeness == Completeness::Preexisting && f.abort.is_some_and(|a| a.before_metadata)
+}
+
+const fn older() -> Candidate {
+    reading(
+        Class::NotApplicable,
+        &[],
+        None,
+        "prefill's debug log: `Received abort notification for room` followed by `marked as Failed` means that \
+         METADATA went before the agent looked and that the room is over",
+    )
 }
 
 fn incomplete() -> Vec<Candidate> {

@@ -9,7 +9,7 @@ use crate::rooms::model::{Completeness, Phase, Role};
 use crate::verdict::actions::actions;
 use crate::verdict::candidates::candidates;
 use crate::verdict::facts::{Dummies, Facts, Sent};
-use crate::verdict::judge::{Judgement, OVERTAKEN, Who};
+use crate::verdict::judge::{Judgement, OVERTAKEN, Who, acknowledges_abort};
 use crate::verdict::model::{Class, Party, Verdict};
 
 impl Facts {
@@ -267,11 +267,31 @@ fn peers(f: &Facts, lines: &mut Vec<String>) {
     }
     match f.completeness {
         Completeness::Full => {}
+        Completeness::Preexisting if f.abort.is_some_and(|a| a.before_metadata) => {
+            lines.push(older_abort(f).to_owned());
+        }
         Completeness::Preexisting => lines
             .push("the room may be older than the agent: messages before it cannot be excluded".to_owned()),
         Completeness::Partial => lines.push("some of its connections cannot be read".to_owned()),
         Completeness::Lossy => {
             lines.push("bytes were missed in a stretch that its messages can lie in".to_owned());
+        }
+    }
+}
+
+/// What METADATA before the agent's start would mean for an ABORT without any.
+fn older_abort(f: &Facts) -> &'static str {
+    match f.abort {
+        Some(a) if a.generation => "METADATA went before the agent looked: this ABORT carries its generation",
+        Some(a) if a.acknowledged.is_some() => {
+            "METADATA can have gone before the agent looked, and an acknowledged ABORT mostly found its room"
+        }
+        _ if acknowledges_abort(f.backend, f.releases) => {
+            "METADATA can have gone before the agent looked, but then this release would have acknowledged the ABORT"
+        }
+        _ => {
+            "METADATA can have gone before the agent looked: where releases do not acknowledge an ABORT that found \
+             its room, silence says nothing"
         }
     }
 }

@@ -115,6 +115,17 @@ pub(crate) fn abort_effect(backend: Option<Backend>, releases: Option<Releases>)
     }
 }
 
+/// Whether prefill acknowledges the ABORT of a room whose METADATA it has. Mooncake always did; the others do with
+/// deferred release, which NIXL has on from 0.5.21 and mori from 0.5.22 (`common/conn.py`).
+pub(crate) fn acknowledges_abort(backend: Option<Backend>, releases: Option<Releases>) -> bool {
+    match backend {
+        Some(Backend::Mooncake) => true,
+        Some(Backend::Nixl) => at_least(releases, release(5, 21)),
+        Some(Backend::Mori) => at_least(releases, release(5, 22)),
+        Some(Backend::Shared) | None => false,
+    }
+}
+
 /// Whether prefill fails a room by itself that never got past Bootstrapping: not in NIXL before 0.5.18.
 pub(crate) fn bootstrap_applies(backend: Option<Backend>, releases: Option<Releases>) -> bool {
     backend != Some(Backend::Nixl) || at_least(releases, release(5, 18))
@@ -162,6 +173,7 @@ fn proven(f: &Facts) -> Option<Judgement> {
 fn not_a_pin(f: &Facts) -> Option<Judgement> {
     let silent = |class| Some(Draft::new(class, Confidence::Possible, Who::Nobody, None).done(f));
     match f.completeness {
+        Completeness::Preexisting if unanswered_abort(f) => {}
         Completeness::Lossy | Completeness::Preexisting | Completeness::Partial => {
             return silent(Class::Unknown);
         }
@@ -177,6 +189,13 @@ fn not_a_pin(f: &Facts) -> Option<Judgement> {
         return silent(Class::CompletionNotObservable);
     }
     None
+}
+
+/// Whether an ABORT is unanswered that prefill would have answered had it found the room: then it says much even
+/// where METADATA can have gone before the agent looked.
+fn unanswered_abort(f: &Facts) -> bool {
+    let silent = |a: AbortFact| a.before_metadata && !a.generation && a.acknowledged.is_none();
+    f.phase == Phase::Abort && f.abort.is_some_and(silent) && acknowledges_abort(f.backend, f.releases)
 }
 
 /// Something in the way of the message.

@@ -6,7 +6,7 @@
 use super::multipart::{BYTES_KEPT, FrameMeta, Frames, Multipart};
 
 /// How sure a message makes us that the bytes before it were a message's end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Recognition {
     /// Not a known message.
     No,
@@ -129,10 +129,11 @@ pub(super) enum Start {
 }
 
 /// Looks for a message boundary. libzmq's calls begin at one unless the call before was a full buffer, so
-/// the call's first byte is tried first, and one whole known message there is enough.
-pub(super) fn find(bytes: &[u8], from: usize, grammar: &Grammar) -> Start {
+/// the call's first byte is tried first, and one whole known message there is enough. `expected`: a message
+/// begins there as far as the kernel can tell, so it need not prove that.
+pub(super) fn find(bytes: &[u8], from: usize, expected: bool, grammar: &Grammar) -> Start {
     if from == 0 {
-        match find_at_start(bytes, grammar) {
+        match find_at_start(bytes, expected, grammar) {
             Start::Nowhere => {}
             found => return found,
         }
@@ -141,12 +142,13 @@ pub(super) fn find(bytes: &[u8], from: usize, grammar: &Grammar) -> Start {
 }
 
 /// The same for the call's first byte alone.
-pub(super) fn find_at_start(bytes: &[u8], grammar: &Grammar) -> Start {
+pub(super) fn find_at_start(bytes: &[u8], expected: bool, grammar: &Grammar) -> Start {
     let mut frames = Frames::new();
     match parse(bytes, 0, &mut frames) {
         Ok(Parsed::Message { behind, total }) => {
             match (grammar.recognise)(&Multipart::new(bytes, &frames, total)) {
                 Recognition::Tagged | Recognition::Plain => Start::Sure(0),
+                Recognition::Weak if expected => Start::Sure(0),
                 // It may be a tail, but a message begins behind it.
                 Recognition::Weak if known_at(bytes, behind, grammar) => Start::Sure(behind),
                 Recognition::Weak | Recognition::No => Start::Nowhere,
@@ -161,7 +163,7 @@ fn known_at(bytes: &[u8], at: usize, grammar: &Grammar) -> bool {
     let mut frames = Frames::new();
     let Ok(Parsed::Message { total, .. }) = parse(bytes, at, &mut frames) else { return false };
     let found = (grammar.recognise)(&Multipart::new(bytes, &frames, total));
-    matches!(found, Recognition::Tagged | Recognition::Plain)
+    found > Recognition::Weak
 }
 
 /// Whether an unfinished message at the call's first byte is worth following. Its first frame is short in

@@ -92,6 +92,8 @@ pub struct Decoder {
     total: u32,
     /// The stream was followed from its first byte, so what is no greeting there is not ZMTP.
     from_start: bool,
+    /// Its next byte begins a message, as far as the kernel can tell.
+    expected: bool,
     /// Bytes of earlier calls taken on trial.
     trial: u64,
     /// Bytes passed over while out of step.
@@ -121,6 +123,7 @@ impl Decoder {
             frames: Vec::new(),
             total: 0,
             from_start: true,
+            expected: false,
             trial: 0,
             unsynced: 0,
         }
@@ -132,6 +135,12 @@ impl Decoder {
         decoder.phase = Phase::Search;
         decoder.from_start = false;
         decoder
+    }
+
+    /// Says that the next byte begins a message, as far as the kernel can tell: even one that could be the tail
+    /// of another is believed there. Without effect on a stream that is in step.
+    pub const fn expect_message(&mut self) {
+        self.expected = !self.proven;
     }
 
     /// How far the position is known.
@@ -238,6 +247,7 @@ impl Decoder {
         }
         self.unsynced = self.unsynced.saturating_add(std::mem::take(&mut self.trial));
         self.from_start = false;
+        self.expected = false;
         self.phase = Phase::Search;
         self.proven = false;
         self.frame = None;
@@ -310,7 +320,8 @@ impl Decoder {
                 return bytes.len();
             }
         }
-        match acquire::find(bytes, from, grammar) {
+        let expected = self.expected;
+        match acquire::find(bytes, from, expected, grammar) {
             Start::Sure(at) => {
                 self.pass_over(at.saturating_sub(from));
                 self.phase = Phase::Frames;
@@ -322,6 +333,7 @@ impl Decoder {
                 0
             }
             Start::Nowhere => {
+                self.expected = false;
                 self.pass_over(bytes.len().saturating_sub(from));
                 bytes.len()
             }
@@ -334,6 +346,7 @@ impl Decoder {
 
     fn prove(&mut self, on: &mut impl FnMut(Event<'_>)) {
         self.proven = true;
+        self.expected = false;
         self.trial = 0;
         self.confidence = Confidence::Acquired;
         on(Event::Acquired);
@@ -342,7 +355,7 @@ impl Decoder {
     /// A trial may hang in a body that is none. When it has lasted longer than any message but one with a
     /// large index, a whole known message at a call's start ends it.
     fn leave_doubtful_trial(&mut self, bytes: &[u8], grammar: &Grammar) {
-        if self.trial > TRIAL_PATIENCE && acquire::find_at_start(bytes, grammar) == Start::Sure(0) {
+        if self.trial > TRIAL_PATIENCE && acquire::find_at_start(bytes, false, grammar) == Start::Sure(0) {
             self.lose();
         }
     }
@@ -497,13 +510,12 @@ impl Decoder {
         if self.proven {
             return Ok(());
         }
-        match (grammar.recognise)(parts) {
-            Recognition::Tagged | Recognition::Plain => {
-                self.prove(on);
-                Ok(())
-            }
-            Recognition::Weak | Recognition::No => Err(Lost),
+        let least = if self.expected { Recognition::Weak } else { Recognition::Plain };
+        if (grammar.recognise)(parts) < least {
+            return Err(Lost);
         }
+        self.prove(on);
+        Ok(())
     }
 
     fn clear_message(&mut self) {

@@ -177,6 +177,7 @@ impl World {
             netns: 1,
             task: Some(Self::task(rank)),
             preexisting: self.preexisting,
+            since: Mono(START),
         }
     }
 

@@ -27,6 +27,8 @@ pub(crate) struct Room {
     pub(crate) expected: Option<Expected>,
     /// Last verdict with which it was called pinned.
     pub(crate) found: Option<Found>,
+    /// What the agent took it for where it could not tell: the candidates beside `unknown`.
+    pub(crate) unsure: Option<Vec<String>>,
     /// The agent's outcome, when it closed the room.
     pub(crate) closed: Option<String>,
     /// What is wrong.
@@ -121,12 +123,22 @@ pub(crate) fn compare(truth: &str, events: &str, late: bool) -> Result<Compariso
         }
     }
     let (mut found, mut closed, mut seen) = (HashMap::new(), HashMap::new(), HashSet::new());
+    let mut unsure = HashMap::new();
     for line in lines(events) {
         let line = line.context("events")?;
         let Some(room) = line["room"].as_str().map(str::to_owned) else { continue };
         match line["event"].as_str() {
             Some("room_pinned" | "verdict_changed") if line["pinned"] == true => {
                 found.insert(room.clone(), read_found(&line["verdict"]));
+            }
+            // NIXL before 0.5.21 never acknowledges an ABORT. To an agent that came less than decode's waiting timeout
+            // before it, an ABORT that prefill ignored and one that ended a room older than the agent are the same
+            // bytes. An operator wants to be told of the room and of both readings, not to be sent after a room that
+            // is over: `unknown` with the pin among its candidates is the right answer there, and there only.
+            Some("verdict_changed")
+                if late && line["backend"] == "nixl" && line["completeness"] == "preexisting" =>
+            {
+                unsure.insert(room.clone(), read_found(&line["verdict"]).candidates);
             }
             Some("room_closed") => {
                 closed.insert(room.clone(), text(&line["outcome"]));
@@ -144,6 +156,7 @@ pub(crate) fn compare(truth: &str, events: &str, late: bool) -> Result<Compariso
             label: text(&line["label"]),
             expected: expected.get(&number).map(read_expected),
             found: found.remove(&number),
+            unsure: unsure.remove(&number),
             closed: closed.remove(&number),
             wrong: None,
             number,
@@ -203,7 +216,10 @@ fn judge(room: &Room) -> Option<String> {
     }
     match (&room.expected, &room.found) {
         (None, Some(found)) => Some(format!("called pinned ({}) though it is not", found.class)),
-        (Some(expected), None) if expected.must => Some("not found".to_owned()),
+        (Some(expected), None) if expected.must => {
+            let told = room.unsure.iter().flatten().any(|class| expected.class.contains(class));
+            (!told).then(|| "not found".to_owned())
+        }
         (Some(expected), Some(found)) => {
             let class =
                 std::iter::once(&found.class).chain(&found.candidates).any(|c| expected.class.contains(c));
@@ -267,6 +283,20 @@ mod tests {
                 .len(),
             1
         );
+    }
+
+    #[test]
+    fn a_late_agent_may_leave_open_what_nixl_does_not_say() {
+        let event = format!(
+            "{CLOSED}\n{{\"event\":\"verdict_changed\",\"room\":\"12\",\"pinned\":false,\"backend\":\"nixl\",\
+             \"completeness\":\"preexisting\",\"verdict\":{{\"class\":\"unknown\",\
+             \"candidates\":[{{\"class\":\"abort_before_entry\"}}]}}}}"
+        );
+        let wrong = |events: &str, late| compare(TRUTH, events, late).unwrap().wrong();
+        assert_eq!(wrong(&event, true), 0);
+        assert_eq!(wrong(&event, false), 1, "not late");
+        assert_eq!(wrong(&event.replace("nixl", "mooncake"), true), 1, "mooncake says");
+        assert_eq!(wrong(&event.replace("abort_before_entry", "queued"), true), 1, "another candidate");
     }
 
     #[test]

@@ -108,7 +108,12 @@ fn found(room: &Room) -> String {
         None => String::new(),
     };
     match &room.found {
-        None => format!("not pinned{end}"),
+        None => match &room.unsure {
+            Some(candidates) => {
+                format!("not pinned: unknown, may be {} (the agent came late){end}", candidates.join(" or "))
+            }
+            None => format!("not pinned{end}"),
+        },
         Some(f) => {
             let owes = f.owed.as_deref().unwrap_or("nobody");
             let at = f.endpoint.as_deref().map(|at| format!(" at {at}")).unwrap_or_default();
