@@ -58,6 +58,21 @@ const CHECKS: &[Check] = &[
 /// Seconds and messages per second of the loss check.
 const RAW: (u64, u64) = (30, 22_000);
 
+/// Runs every check alone.
+pub(crate) fn run() -> Result<()> {
+    install::debian(&["libzmq3-dev", "pkg-config", "python3"])?;
+    for arguments in [
+        ["build", "--quiet", "--release", "--package", "roomtrace"].as_slice(),
+        &["build", "--quiet", "--package", "pd-workload"],
+    ] {
+        install::run(Command::new("cargo").args(arguments).current_dir(install::root()))?;
+    }
+    match as_test()?.pop() {
+        None => Ok(()),
+        Some(why) => bail!("{why}"),
+    }
+}
+
 /// Runs every check. Returns why they could not run, if they could not.
 pub(crate) fn as_test() -> Result<Vec<String>> {
     let root = install::root();

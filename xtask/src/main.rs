@@ -29,6 +29,8 @@ enum Command {
     Demo(demo::Args),
     /// Every test, installing what is missing.
     Test(test::Args),
+    /// Only the live checks of the test command.
+    Live,
     /// Run the real SGLang control plane and score the agent against its truth (10 GB to install).
     Engine(engine::Args),
     /// rustfmt, clippy, rustdoc and cargo-deny, warnings as errors.
@@ -44,6 +46,7 @@ fn main() -> anyhow::Result<()> {
         Command::Test(args) => test::run(&args),
         Command::Engine(args) => engine::run(&args),
         Command::Lint => lint::run(),
+        Command::Live => live::run(),
         Command::Bench(args) => bench::run(&args),
     }
 }
