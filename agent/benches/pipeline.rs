@@ -73,12 +73,12 @@ impl Wire {
     }
 }
 
-fn greeting(kind: &[u8; 4]) -> Vec<u8> {
+fn greeting(kind: [u8; 4]) -> Vec<u8> {
     let mut out = vec![0xff, 0, 0, 0, 0, 0, 0, 0, 0, 0x7f, 3, 0];
     out.extend_from_slice(b"NULL");
     out.resize(64, 0);
     out.extend_from_slice(b"\x04\x1a\x05READY\x0bSocket-Type\0\0\0\x04");
-    out.extend_from_slice(kind);
+    out.extend(kind);
     out
 }
 
@@ -87,8 +87,8 @@ fn rooms(criterion: &mut Criterion) {
     let mut from_decode =
         Wire::open(1, "10.0.0.1:5000", "10.0.0.2:40000", Direction::Received, &mut pipeline);
     let mut to_decode = Wire::open(2, "10.0.0.1:41000", "10.0.0.2:41207", Direction::Sent, &mut pipeline);
-    from_decode.call(1, &greeting(b"PUSH"), &mut pipeline);
-    to_decode.call(1, &greeting(b"PUSH"), &mut pipeline);
+    from_decode.call(1, &greeting(*b"PUSH"), &mut pipeline);
+    to_decode.call(1, &greeting(*b"PUSH"), &mut pipeline);
     let digits = FIRST.to_string();
     let index: Vec<u8> = (1u32..9).flat_map(u32::to_le_bytes).collect();
     let mut metadata = message(&[

@@ -25,7 +25,14 @@ fn address(text: &str) -> SocketAddr {
 
 fn connection(socket: u64, local: &str, peer: &str) -> Connection {
     let addresses = Addresses { local: address(local), peer: address(peer) };
-    Connection { socket: SocketId(socket), addresses, netns: 1, task: None, preexisting: false }
+    Connection {
+        socket: SocketId(socket),
+        addresses,
+        netns: 1,
+        task: None,
+        preexisting: false,
+        since: Mono(0),
+    }
 }
 
 struct Feed {

@@ -1,5 +1,5 @@
 //! The command line: bad input gives one clear message and the promised exit code.
-#![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
+#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
 use std::io::Write as _;
 use std::process::{Command, Output};

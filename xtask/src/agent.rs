@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 use crate::install;
 
 /// How long the agent may take to be ready, and to end. On an idle machine it needs well under a second for either.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_mins(1);
 
 /// How a start went.
 pub(crate) enum Start {

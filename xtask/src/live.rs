@@ -12,7 +12,7 @@ use crate::agent::{Agent, Start};
 use crate::install;
 
 /// How long the workload may take to open its connections.
-const OPEN: Duration = Duration::from_secs(60);
+const OPEN: Duration = Duration::from_mins(1);
 
 /// One load, and when the agent attaches.
 struct Check {

@@ -25,7 +25,7 @@ struct Args {
 enum Command {
     /// Rebuild the kernel programs' object (installs the toolchain it needs).
     BuildEbpf(ebpf::Args),
-    /// Live capture of a real ZeroMQ workload with pinned rooms, found and explained.
+    /// Live capture of a real `ZeroMQ` workload with pinned rooms, found and explained.
     Demo(demo::Args),
     /// Every test, installing what is missing.
     Test(test::Args),

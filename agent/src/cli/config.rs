@@ -108,7 +108,7 @@ pub struct Rooms {
 
 impl Default for Rooms {
     fn default() -> Self {
-        Self { floor: Duration::from_secs(10), ceiling: Duration::from_secs(60), factor: 8, max: 131_072 }
+        Self { floor: Duration::from_secs(10), ceiling: Duration::from_mins(1), factor: 8, max: 131_072 }
     }
 }
 

@@ -1,5 +1,6 @@
 //! One room as a page for a person at three in the morning: summary line, why, time line, what is owed, what is
 //! known and unknown, what to do. Pure: text from the JSON record that scripts get, so both say the same.
+#![allow(clippy::indexing_slicing, reason = "indexing a JSON value gives null for what is not there")]
 
 use std::fmt::Write as _;
 

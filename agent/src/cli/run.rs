@@ -49,7 +49,11 @@ pub(super) fn run(config: &Config) -> Outcome {
     let runtime = super::runtime()?;
     let exports = runtime.block_on(Exports::start(options, identity.clone())).map_err(Failure::usage)?;
     let stop = Arc::new(AtomicBool::new(false));
-    runtime.block_on(watch_signals(Arc::clone(&stop)))?;
+    {
+        // Signals belong to the runtime that is entered.
+        let _entered = runtime.enter();
+        watch_signals(Arc::clone(&stop))?;
+    }
     let mut agent = Agent {
         capture,
         pipeline: Pipeline::new(Limits::default(), room_config(config)),
@@ -228,7 +232,7 @@ fn logging() {
 }
 
 /// SIGTERM and SIGINT end the loop; it looks at least every [`WAIT`].
-async fn watch_signals(stop: Arc<AtomicBool>) -> Result<(), Failure> {
+fn watch_signals(stop: Arc<AtomicBool>) -> Result<(), Failure> {
     use tokio::signal::unix::{SignalKind, signal};
     let listen = |kind| signal(kind).context("cannot listen for signals").map_err(Failure::cannot_observe);
     let (mut term, mut int) = (listen(SignalKind::terminate())?, listen(SignalKind::interrupt())?);

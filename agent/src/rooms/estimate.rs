@@ -58,7 +58,8 @@ fn bucket_of(nanos: u64) -> usize {
         return 0;
     }
     let octave = units.ilog2();
-    let half = if octave == 0 { 0 } else { (units >> (octave - 1)) & 1 };
+    // The bit below the leading one, which for the first octave lies below the unit.
+    let half = (nanos >> (19 + octave)) & 1;
     let index = 1 + 2 * octave as usize + usize::from(half == 1);
     index.min(BUCKETS - 1)
 }
