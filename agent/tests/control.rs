@@ -408,6 +408,37 @@ fn a_stream_that_stood_still_is_believed_at_its_next_byte() {
 }
 
 #[test]
+fn a_connection_is_watched_since_it_was_found_and_not_since_its_first_message() {
+    let mut rig = Rig::new();
+    rig.found(None);
+    let found = rig.now;
+    rig.tick(3600 * SECOND);
+    let mut since = None;
+    let call = status(ROOM);
+    let event = SocketEvent {
+        at: rig.now,
+        socket: rig.id,
+        netns: 0,
+        addresses: Addresses { local: addr("10.0.0.1:40000"), peer: addr("10.0.0.2:50000") },
+        task: None,
+        what: What::Bytes(Bytes {
+            direction: Direction::Sent,
+            end: rig.sent.wrapping_add(u32::try_from(call.len()).unwrap()),
+            len: u32::try_from(call.len()).unwrap(),
+            body: Body::Whole(&call),
+            snd_una: rig.una,
+            rcv_nxt: rig.received,
+        }),
+    };
+    rig.control.handle(&event, &mut |input| {
+        if let Input::Message { connection, .. } = input {
+            since = Some((connection.preexisting, connection.since));
+        }
+    });
+    assert_eq!(since, Some((true, found)));
+}
+
+#[test]
 fn a_stream_that_moved_on_or_had_bytes_under_way_is_not_believed() {
     let [newer, _] = weak_ones();
     // Not all of it acknowledged.

@@ -779,19 +779,19 @@ fn a_room_met_in_the_middle_is_never_pinned() {
     assert_eq!(w.class(ROOM + 1), Some(Class::AbortBeforeEntry));
 }
 
-/// An agent that came while the connections were open, and then saw a room of its peers.
-fn late(layout: Layout) -> World {
+/// An agent that came while the connections were open, and then saw a room of its peers end.
+fn late(layout: Layout, end: KvPoll) -> World {
     let mut w = World::with(Sees::Both, layout, Config::default());
     w.preexisting = true;
     w.to(2000);
     w.metadata(1, &decode(0), &prefill(0));
-    w.status(1, &prefill(0), &decode(0), KvPoll::Success);
+    w.status(1, &prefill(0), &decode(0), end);
     w
 }
 
 #[test]
 fn an_abort_that_would_have_been_acknowledged_says_much_even_to_a_late_agent() {
-    let mut w = late(MOONCAKE);
+    let mut w = late(MOONCAKE, KvPoll::Success);
     w.abort(ROOM, &decode(0), &prefill(0), None);
     w.wait(9_000);
     assert_eq!(w.class(ROOM), None);
@@ -827,7 +827,7 @@ fn an_abort_that_would_have_been_acknowledged_says_much_even_to_a_late_agent() {
 
 #[test]
 fn an_abort_that_is_never_acknowledged_is_unknown_to_a_late_agent_but_mentioned() {
-    let mut w = late(NIXL_OLD);
+    let mut w = late(NIXL_OLD, KvPoll::Failed);
     w.abort(ROOM, &decode(0), &prefill(0), None);
     w.wait(11_500);
     let v = w.verdict(ROOM);
@@ -841,6 +841,15 @@ fn an_abort_that_is_never_acknowledged_is_unknown_to_a_late_agent_but_mentioned(
     w.abort(ROOM + 1, &decode(0), &prefill(0), None);
     w.wait(11_500);
     assert_eq!(w.class(ROOM + 1), Some(Class::AbortBeforeEntry));
+}
+
+#[test]
+fn a_nixl_that_says_success_acknowledges_aborts_too() {
+    // Its METADATA alone could be of 0.5.17.
+    let mut w = late(NIXL_NEW, KvPoll::Success);
+    w.abort(ROOM, &decode(0), &prefill(0), None);
+    w.wait(11_500);
+    assert_eq!(w.class(ROOM), Some(Class::AbortBeforeEntry));
 }
 
 #[test]

@@ -286,7 +286,7 @@ fn older_abort(f: &Facts) -> &'static str {
         Some(a) if a.acknowledged.is_some() => {
             "METADATA can have gone before the agent looked, and an acknowledged ABORT mostly found its room"
         }
-        _ if acknowledges_abort(f.backend, f.releases) => {
+        _ if acknowledges_abort(f) => {
             "METADATA can have gone before the agent looked, but then this release would have acknowledged the ABORT"
         }
         _ => {

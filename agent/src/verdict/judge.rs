@@ -116,12 +116,13 @@ pub(crate) fn abort_effect(backend: Option<Backend>, releases: Option<Releases>)
 }
 
 /// Whether prefill acknowledges the ABORT of a room whose METADATA it has. Mooncake always did; the others do with
-/// deferred release, which NIXL has on from 0.5.21 and mori from 0.5.22 (`common/conn.py`).
-pub(crate) fn acknowledges_abort(backend: Option<Backend>, releases: Option<Releases>) -> bool {
-    match backend {
+/// deferred release, which NIXL has on from 0.5.21 (so where it says Success on the wire) and mori from 0.5.22
+/// (`common/conn.py`).
+pub(crate) fn acknowledges_abort(f: &Facts) -> bool {
+    match f.backend {
         Some(Backend::Mooncake) => true,
-        Some(Backend::Nixl) => at_least(releases, release(5, 21)),
-        Some(Backend::Mori) => at_least(releases, release(5, 22)),
+        Some(Backend::Nixl) => f.observable || at_least(f.releases, release(5, 21)),
+        Some(Backend::Mori) => at_least(f.releases, release(5, 22)),
         Some(Backend::Shared) | None => false,
     }
 }
@@ -195,7 +196,7 @@ fn not_a_pin(f: &Facts) -> Option<Judgement> {
 /// where METADATA can have gone before the agent looked.
 fn unanswered_abort(f: &Facts) -> bool {
     let silent = |a: AbortFact| a.before_metadata && !a.generation && a.acknowledged.is_none();
-    f.phase == Phase::Abort && f.abort.is_some_and(silent) && acknowledges_abort(f.backend, f.releases)
+    f.phase == Phase::Abort && f.abort.is_some_and(silent) && acknowledges_abort(f)
 }
 
 /// Something in the way of the message.
