@@ -10,7 +10,6 @@ use crate::export::metrics::{MetricsSnapshot, PinnedRooms};
 use crate::export::owed_instance;
 use crate::kernel::{Capture, ProgramCost};
 use crate::pipeline::Pipeline;
-use crate::rooms::model::Role;
 use crate::sglang::Unknown;
 use crate::sglang::message::Backend;
 
@@ -33,11 +32,9 @@ fn rooms(out: &mut MetricsSnapshot, pipeline: &Pipeline, host_name: &str) {
         }
     }
     let mut pinned: BTreeMap<_, u64> = BTreeMap::new();
-    for room in table.pinned() {
-        let Some(verdict) = &room.verdict else { continue };
-        let role = if room.prefill.is_some() { Role::Prefill } else { Role::Decode };
-        let key = (role, verdict.class, verdict.confidence, owed_instance(verdict, host_name));
-        *pinned.entry(key).or_default() += 1;
+    for gauge in &gauges.pinned {
+        let key = (gauge.role, gauge.class, gauge.confidence, owed_instance(&gauge.owed_instance, host_name));
+        *pinned.entry(key).or_default() += gauge.rooms;
     }
     for ((role, verdict, confidence, owed_instance), rooms) in pinned {
         out.rooms_pinned.push(PinnedRooms { role, verdict, confidence, owed_instance, rooms });

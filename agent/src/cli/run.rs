@@ -17,13 +17,15 @@ use crate::export::query::{Query, Rooms, RoomsFilter};
 use crate::export::{Exports, Identity, Options};
 use crate::kernel::{self, Capture, CaptureConfig};
 use crate::pipeline::Pipeline;
-use crate::rooms::model::RoomSnapshot;
 
 /// How long the thread sleeps at most: verdicts need seconds, and the ring wakes it above a quarter full.
 const WAIT: Duration = Duration::from_millis(50);
 
 /// Records taken in one turn: a busy ring must starve neither the clock nor the API.
 const BUDGET: usize = 8192;
+
+/// Records taken at the end at most: more than the ring holds.
+const LAST: usize = 262_144;
 
 /// How often time passes for the rooms.
 const TICK: u64 = SECOND / 10;
@@ -91,10 +93,13 @@ impl Agent {
     fn observe(&mut self, stop: &AtomicBool) -> Outcome {
         let mut ticked = now();
         let mut measured = Mono(0);
+        let mut more = false;
         while !stop.load(Ordering::Relaxed) {
-            self.capture.wait(WAIT).map_err(Failure::cannot_observe)?;
+            if !more {
+                self.capture.wait(WAIT).map_err(Failure::cannot_observe)?;
+            }
             let Self { capture, pipeline, .. } = self;
-            capture.drain(BUDGET, &mut |event| pipeline.handle(&event));
+            more = capture.drain(BUDGET, &mut |event| pipeline.handle(&event)) == BUDGET;
             let at = now();
             if at.since(ticked) >= TICK {
                 ticked = at;
@@ -110,9 +115,9 @@ impl Agent {
             }
             self.answer();
         }
-        // What the ring still holds belongs to the last picture.
+        // What the ring still holds belongs to the last picture. Bounded: the hooks still fill it.
         let Self { capture, pipeline, .. } = self;
-        capture.drain(usize::MAX, &mut |event| pipeline.handle(&event));
+        capture.drain(LAST, &mut |event| pipeline.handle(&event));
         self.pipeline.tick(now());
         self.tell_exports();
         Ok(End::Fine)
@@ -154,13 +159,7 @@ impl Agent {
 
     fn page(&self, filter: &RoomsFilter) -> Rooms {
         let table = self.pipeline.rooms();
-        let wanted = |r: &RoomSnapshot| filter.pinned.is_none_or(|pinned| r.pinned() == pinned);
-        let key = |r: &RoomSnapshot| (r.room, r.incarnation);
-        let (keys, more) = if filter.pinned == Some(true) {
-            filter.page(table.pinned().map(|r| key(&r)))
-        } else {
-            filter.page(table.open().filter(wanted).map(|r| key(&r)))
-        };
+        let (keys, more) = filter.page(table.keys(filter.pinned));
         let rooms = keys
             .into_iter()
             .filter_map(|(room, life)| table.snapshot(room).into_iter().find(|r| r.incarnation == life))

@@ -64,8 +64,8 @@ pub struct PinnedRooms {
     pub verdict: Class,
     /// How sure.
     pub confidence: Confidence,
-    /// Whose move is missing: the host name where it is this host, else the address of the debtor's endpoint
-    /// without its port; `nobody` and `unknown` where there is none. See [`super::owed_instance`].
+    /// Whose move is missing: the host name where its endpoint is a loopback address, else the address of the
+    /// endpoint without its port; `unknown` where there is none. See [`super::owed_instance`].
     pub owed_instance: String,
     /// How many.
     pub rooms: u64,

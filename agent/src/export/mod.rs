@@ -39,7 +39,7 @@ use query::Queries;
 use record::Maker;
 
 use crate::rooms::model::{Event, Role, RoomSnapshot};
-use crate::verdict::model::{KnownIssue, Verdict};
+use crate::verdict::model::KnownIssue;
 
 pub use events::OpenError;
 
@@ -281,12 +281,13 @@ fn render_record(identity: Arc<Identity>) -> impl FnMut(Arc<RoomEvent>, &mut Vec
     }
 }
 
-/// Value of the label `owed_instance` for a verdict seen on the host `host_name`.
-pub fn owed_instance(verdict: &Verdict, host_name: &str) -> String {
-    let Some(party) = &verdict.owed_by else { return "nobody".to_owned() };
-    match (party.local, party.endpoint) {
-        (Some(true), _) => host_name.to_owned(),
-        (_, Some(endpoint)) => endpoint.ip().to_string(),
-        (_, None) => "unknown".to_owned(),
+/// Value of the label `owed_instance` for the endpoint of a debtor, seen on the host `host_name`: the host's
+/// name for an address that means this host everywhere, else the address without its port.
+pub fn owed_instance(endpoint: &str, host_name: &str) -> String {
+    match endpoint.parse::<SocketAddr>() {
+        Ok(at) if at.ip().is_loopback() => host_name.to_owned(),
+        Ok(at) => at.ip().to_string(),
+        Err(_) if endpoint.is_empty() => "unknown".to_owned(),
+        Err(_) => endpoint.to_owned(),
     }
 }

@@ -227,6 +227,15 @@ impl RoomTable {
         all
     }
 
+    /// Number and incarnation of the open rooms, or of those of them that are pinned or not. Builds no snapshots.
+    pub fn keys(&self, pinned: Option<bool>) -> impl Iterator<Item = (u64, u32)> + '_ {
+        let is_pinned = |r: &Room| r.judgement.as_ref().is_some_and(|j| j.class.pins());
+        self.rooms
+            .iter()
+            .filter(move |r| pinned.is_none_or(|wanted| is_pinned(r) == wanted))
+            .map(|r| (r.room, r.incarnation))
+    }
+
     /// Open rooms, oldest first.
     pub fn open(&self) -> impl Iterator<Item = RoomSnapshot> + '_ {
         self.rooms.iter().map(|r| self.snapshot_of(r, self.now))
