@@ -65,7 +65,7 @@ pub struct Task {
     pub tgid: u32,
     /// Thread id, host numbering.
     pub tid: u32,
-    /// Thread name.
+    /// Name of the process: `comm` of its main thread (I/O threads of every engine have the same name).
     pub comm: Comm,
     /// Cgroup v2 id, 0 when unknown.
     pub cgroup: u64,

@@ -96,7 +96,7 @@ unsafe fn fill(record: *mut Record, sk: Sock, tcp: Tcp, cookie: u64, at: u64, wh
             (*record).tgid = task.tgid();
             (*record).tid = task.pid();
             (*record).cgroup = task.cgroup();
-            g::bpf_probe_read_kernel((&raw mut (*record).comm).cast(), 16, task.comm().cast());
+            g::bpf_probe_read_kernel((&raw mut (*record).comm).cast(), 16, task.leader().comm().cast());
         }
     }
     if sk.family() == AF_INET6 {
@@ -118,7 +118,7 @@ unsafe fn fill(record: *mut Record, sk: Sock, tcp: Tcp, cookie: u64, at: u64, wh
     (*record).pad = [0; 6];
 }
 
-/// The caller's name, remembered with the socket.
+/// The name of the caller's process (its main thread: I/O threads all have the same name), remembered with the socket.
 #[inline(always)]
 unsafe fn comm(task: Task, socket: *mut Socket) -> [u64; 2] {
     let tid = task.pid();
@@ -127,7 +127,7 @@ unsafe fn comm(task: Task, socket: *mut Socket) -> [u64; 2] {
     if (*socket).tid != tid || calls >= COMM_EVERY {
         (*socket).tid = tid;
         (*socket).calls = 0;
-        (*socket).comm = peek(task.comm());
+        (*socket).comm = peek(task.leader().comm());
     }
     (*socket).comm
 }
