@@ -90,7 +90,7 @@ pub struct Record {
     pub tgid: u32,
     /// Thread id (host numbering).
     pub tid: u32,
-    /// Thread name: as it is, or was at most [`COMM_EVERY`] calls of the thread on this socket ago.
+    /// Name of the process (its main thread): as it was at most [`COMM_EVERY`] calls of the thread on this socket ago.
     pub comm: [u8; 16],
     /// This end's address: 4 or 16 bytes.
     pub local: [u8; 16],
