@@ -3,16 +3,20 @@
 //! Pure like the stages it holds: no I/O, no clock (time is an argument), no unsafe code. Live capture, replay, tests
 //! and benches all drive this.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
 use crate::control::{Control, Judgement, Limits};
-use crate::event::{Mono, SocketEvent, SocketId};
-use crate::rooms::model::{Event, Input};
+use crate::event::{Direction, Mono, SocketEvent, SocketId};
+use crate::rooms::model::{Event, Input, Role};
 use crate::rooms::{self, RoomTable};
-use crate::sglang::message::Message;
+use crate::sglang::message::{Flow, Message};
 
 /// Endpoints waiting to be told to the source at most; more are counted and told when they are named again.
 const WANTED: usize = 1024;
+
+/// Engine processes remembered at most; a host runs one per GPU and role.
+const PROCESSES: usize = 1024;
 
 /// Stages from socket event to room event.
 #[derive(Debug)]
@@ -22,6 +26,7 @@ pub struct Pipeline {
     events: Vec<Event>,
     wanted: Vec<SocketAddr>,
     wanted_dropped: u64,
+    processes: BTreeMap<u32, Role>,
 }
 
 impl Pipeline {
@@ -33,14 +38,16 @@ impl Pipeline {
             events: Vec::new(),
             wanted: Vec::new(),
             wanted_dropped: 0,
+            processes: BTreeMap::new(),
         }
     }
 
     /// Takes one event of a source.
     pub fn handle(&mut self, event: &SocketEvent<'_>) {
-        let Self { control, rooms, events, wanted, wanted_dropped } = self;
+        let Self { control, rooms, events, wanted, wanted_dropped, processes } = self;
         control.handle(event, &mut |input| {
             want(&input, wanted, wanted_dropped);
+            meet(&input, processes);
             rooms.handle(&input, events);
         });
     }
@@ -68,6 +75,17 @@ impl Pipeline {
         self.wanted.drain(..)
     }
 
+    /// Processes of this host that sent or received a message, by process id, with the role that it tells. Those
+    /// that have ended are still there: who can look at processes leaves them out.
+    pub const fn processes(&self) -> &BTreeMap<u32, Role> {
+        &self.processes
+    }
+
+    /// Forgets a process that has ended.
+    pub fn forget_process(&mut self, pid: u32) {
+        self.processes.remove(&pid);
+    }
+
     /// Endpoints not passed on because too many waited.
     pub const fn endpoints_dropped(&self) -> u64 {
         self.wanted_dropped
@@ -82,6 +100,24 @@ impl Pipeline {
     pub const fn rooms(&self) -> &RoomTable {
         &self.rooms
     }
+}
+
+/// Remembers the process behind a message.
+fn meet(input: &Input<'_>, processes: &mut BTreeMap<u32, Role>) {
+    let Input::Message { connection, direction, decoded, .. } = input else { return };
+    let Some(task) = connection.task else { return };
+    if processes.contains_key(&task.tgid) || processes.len() >= PROCESSES {
+        return;
+    }
+    let role = match (decoded.message.kind().flow(), direction) {
+        (Flow::DecodeToPrefill, Direction::Sent) | (Flow::PrefillToDecode, Direction::Received) => {
+            Role::Decode
+        }
+        (Flow::DecodeToPrefill, Direction::Received)
+        | (Flow::PrefillToDecode, Direction::Sent)
+        | (Flow::InsidePrefill, _) => Role::Prefill,
+    };
+    processes.insert(task.tgid, role);
 }
 
 /// Remembers the endpoint that a REGISTER or METADATA names: prefill will connect to it.

@@ -112,7 +112,7 @@ fn without_privileges_it_is_said_so() {
     assert!(text.contains("CAP_BPF"), "{text}");
     assert_eq!(text.lines().count(), 1, "{text}");
     let out = as_nobody(&["doctor", "--json"]);
-    assert_eq!(out.status.code(), Some(1));
+    assert_eq!(out.status.code(), Some(3));
     let report: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
     assert_eq!(report["ok"], false);
 }

@@ -2,6 +2,7 @@
 //!
 //! Reads the file it is told to read, nothing else. `agent/roomtrace.yaml` shows every key with its reason.
 
+use std::io::Read as _;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -42,6 +43,9 @@ pub enum ConfigError {
         what: String,
     },
 }
+
+/// Longest configuration file, bytes.
+const LONGEST: u64 = 1 << 20;
 
 /// Everything that can be set.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -150,8 +154,14 @@ impl Config {
     /// # Errors
     /// [`ConfigError`] when it cannot be read, is not YAML, has an unknown key or a value out of range.
     pub fn read(path: &Path) -> Result<Self, ConfigError> {
-        let text = std::fs::read_to_string(path)
-            .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+        let failed = |source| ConfigError::Read { path: path.to_owned(), source };
+        let mut text = String::new();
+        std::fs::File::open(path)
+            .and_then(|file| file.take(LONGEST + 1).read_to_string(&mut text))
+            .map_err(failed)?;
+        if u64::try_from(text.len()).unwrap_or(u64::MAX) > LONGEST {
+            return Err(failed(std::io::Error::other("longer than 1 MiB: not a configuration")));
+        }
         let config = Self::parse(path, &text)?;
         config.check()?;
         Ok(config)

@@ -7,7 +7,7 @@ use serde_json::json;
 use super::{End, Failure, Outcome, print};
 use crate::kernel;
 
-/// Prints every check; ends with 1 when one fails.
+/// Prints every check; ends with 3 when one fails: this host cannot be observed.
 pub(super) fn doctor(as_json: bool) -> Outcome {
     let checks = kernel::preflight();
     let failed = checks.iter().filter(|c| !c.ok).count();
@@ -42,5 +42,5 @@ pub(super) fn doctor(as_json: bool) -> Outcome {
         );
     }
     print(&out)?;
-    Ok(if failed == 0 { End::Fine } else { End::Findings })
+    Ok(if failed == 0 { End::Fine } else { End::CannotObserve })
 }

@@ -17,6 +17,7 @@ pub(super) fn page(record: &Value) -> String {
     if !closed(record) {
         candidates(&mut out, record);
         actions(&mut out, record);
+        log_lines(&mut out, record);
     }
     upstream(&mut out, record);
     out
@@ -39,11 +40,31 @@ pub(super) fn summary(record: &Value) -> String {
         if let Some(size @ 2..) = verdict["group_size"].as_u64() {
             parts.push(format!("1 of {size} rooms with this cause"));
         }
-        if let Some(act) = verdict["actions"].get(0) {
+        if let Some(pages) = pages(record) {
+            parts.push(format!("holds {pages} pages"));
+        }
+        let actions = list(&verdict["actions"]);
+        // The first that clears it; finding out comes before it in the list below.
+        if let Some(act) = actions.iter().find(|a| a["clears"].as_bool() == Some(true)).or(actions.first()) {
             parts.push(format!("do: {}", text(&act["command"])));
+        }
+        if let Some(issue) = applicable(record).next() {
+            parts.push(format!("upstream: {}", text(&issue["url"])));
         }
     }
     parts.join(" · ")
+}
+
+/// KV pages that METADATA asked for.
+fn pages(record: &Value) -> Option<u64> {
+    let messages =
+        ["prefill", "decode"].into_iter().flat_map(|role| list(&record["views"][role]["messages"]));
+    messages.filter_map(|m| m["pages"].as_u64()).max()
+}
+
+/// Upstream reports that are not known to be fixed in this engine.
+fn applicable(record: &Value) -> impl Iterator<Item = &Value> {
+    list(&record["verdict"]["known_issues"]).iter().filter(|i| i["applies"].as_str() != Some("no"))
 }
 
 fn closed(record: &Value) -> bool {
@@ -298,8 +319,8 @@ fn actions(out: &mut String, record: &Value) {
 }
 
 fn upstream(out: &mut String, record: &Value) {
-    let issues = list(&record["verdict"]["known_issues"]);
-    if issues.is_empty() {
+    let mut issues = applicable(record).peekable();
+    if issues.peek().is_none() {
         return;
     }
     out.push_str("\nupstream\n");
@@ -307,6 +328,40 @@ fn upstream(out: &mut String, record: &Value) {
         let fixed = i["fixed_in"].as_str().map_or_else(String::new, |r| format!(", fixed in {r}"));
         let _ =
             writeln!(out, "  - {}{fixed}; applies to this engine: {}", text(&i["url"]), text(&i["applies"]));
+    }
+}
+
+/// Log lines of the engine that would tell more (SGLang 0.5.23 `disaggregation/*/conn.py`, `prefill.py`, `decode.py`).
+fn log_lines(out: &mut String, record: &Value) {
+    let lines: &[&str] = match record["verdict"]["class"].as_str() {
+        Some("abort_before_entry" | "abort_ignored") => &[
+            "prefill, debug: `ignoring (already completed or unknown)`",
+            "prefill: `timed out after …s in KVPoll.Bootstrapping`",
+        ],
+        Some("metadata_incomplete" | "metadata_missing") => &[
+            "prefill: `timed out after …s in KVPoll.Bootstrapping`",
+            "decode: `Decode handshake failed for request`",
+        ],
+        Some("transfer_not_concluded" | "transfer_worker_silent" | "ranks_disagree") => &[
+            "prefill, critical: `Transfer thread failed because of`",
+            "prefill: `Skip sending kv chunk for request … because page_indices is empty`",
+            "prefill: `Session … failed.`",
+        ],
+        Some("receiver_silent") => {
+            &["prefill: a traceback of its receive thread, or `bootstrap_thread died on engine_rank=…`"]
+        }
+        Some("status_lost" | "awaiting_prefill" | "peer_not_told") => &[
+            "prefill, warning: `Failed to sync status … of room … to …`",
+            "decode: `timed out after …s in KVPoll.WaitingForInput`",
+        ],
+        Some("peer_lost" | "stale_endpoint") => {
+            &["decode: `Lost connection with prefill instance`", "prefill: `Decode instance could be dead`"]
+        }
+        _ => return,
+    };
+    out.push_str("\nlog lines to look for (all of them name the room in decimal or the peer)\n");
+    for line in lines {
+        let _ = writeln!(out, "  - {line}");
     }
 }
 

@@ -10,6 +10,7 @@ use crate::export::metrics::{MetricsSnapshot, PinnedRooms};
 use crate::export::owed_instance;
 use crate::kernel::{Capture, ProgramCost};
 use crate::pipeline::Pipeline;
+use crate::rooms::model::Role;
 use crate::sglang::Unknown;
 use crate::sglang::message::Backend;
 
@@ -18,6 +19,7 @@ pub(super) fn snapshot(at: Mono, pipeline: &Pipeline, capture: &Capture, host_na
     let mut out = MetricsSnapshot { at, ..MetricsSnapshot::default() };
     rooms(&mut out, pipeline, host_name);
     control(&mut out, pipeline);
+    processes(&mut out, pipeline);
     kernel(&mut out, capture);
     out
 }
@@ -42,6 +44,13 @@ fn rooms(out: &mut MetricsSnapshot, pipeline: &Pipeline, host_name: &str) {
     let counters = table.counters();
     out.rooms_closed = counters.closed;
     out.pins = counters.pins;
+}
+
+fn processes(out: &mut MetricsSnapshot, pipeline: &Pipeline) {
+    for role in [Role::Prefill, Role::Decode] {
+        let n = pipeline.processes().values().filter(|r| **r == role).count();
+        out.engine_processes.push((Some(role), u64::try_from(n).unwrap_or(u64::MAX)));
+    }
 }
 
 fn control(out: &mut MetricsSnapshot, pipeline: &Pipeline) {
@@ -141,7 +150,10 @@ pub(super) fn control_status(pipeline: &Pipeline) -> Value {
         .unknown_shapes()
         .map(|(shape, n)| json!({"frames": shape.frames, "lengths": shape.lengths.as_slice(), "count": n}))
         .collect();
+    let unsupported: serde_json::Map<String, Value> =
+        counters.unsupported().map(|(dialect, n)| (dialect.label().to_owned(), json!(n))).collect();
     json!({
+        "not_zmtp": counters.not_zmtp, "unsupported": unsupported, "other_socket_types": counters.other_socket_types,
         "events": counters.events, "inputs": counters.inputs, "extra_frames": counters.extra_frames,
         "connections": connections, "dropped": dropped, "unknown_shapes": unknown,
     })

@@ -18,12 +18,14 @@ use clap::{Args, Parser, Subcommand};
 
 use config::{Config, DEFAULT_LISTEN, Hook};
 
+use crate::export::counters::{Counters, Reason, Signal};
+
 /// How a command ended; its number is the exit code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     /// Nothing to report.
     Fine = 0,
-    /// Pinned rooms (`rooms --pinned`, `replay --fail-on-pinned`, `doctor` with a failed check).
+    /// Pinned rooms (`rooms --pinned`, `replay --fail-on-pinned`).
     Findings = 1,
     /// The command line, the configuration or the input is wrong.
     Usage = 2,
@@ -283,6 +285,26 @@ pub fn main() -> ExitCode {
             end.into()
         }
     }
+}
+
+/// What outputs could not deliver, as a sentence; `None` when all arrived.
+fn dropped(counters: &Counters) -> Option<String> {
+    let parts: Vec<String> = Signal::ALL
+        .into_iter()
+        .flat_map(|signal| Reason::ALL.into_iter().map(move |reason| (signal, reason)))
+        .map(|(signal, reason)| (signal, reason, counters.dropped(signal, reason)))
+        .filter(|(_, _, n)| *n > 0)
+        .map(|(signal, reason, n)| format!("{n} of {} ({})", signal.label(), reason.label()))
+        .collect();
+    (!parts.is_empty()).then(|| parts.join(", "))
+}
+
+/// Log lines go to standard error; `ROOMTRACE_LOG` filters them.
+fn logging() {
+    let filter = tracing_subscriber::EnvFilter::try_from_env("ROOMTRACE_LOG")
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
+    // A second initialisation (tests that run the command in one process) keeps the first.
+    drop(tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).try_init());
 }
 
 /// Where asynchronous work (exports, HTTP) runs. Two threads: none of it is urgent.

@@ -66,6 +66,11 @@ pub(super) fn explain(args: &ExplainArgs) -> Outcome {
 
 fn get(api: &str, path: &str) -> Result<(u16, Value), Failure> {
     let url = format!("{}{path}", api.trim_end_matches('/'));
+    if let Err(e) = reqwest::Url::parse(&url) {
+        return Err(Failure::usage(anyhow!(
+            "`{api}` is not the address of an agent: {e} (http://127.0.0.1:9713 is one)"
+        )));
+    }
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()

@@ -58,6 +58,7 @@ impl Player {
 
 /// `roomtrace replay FILE`.
 pub(super) fn replay(args: &ReplayArgs) -> Outcome {
+    super::logging();
     let config = args.overrides.resolve()?;
     let mut capture = Replay::open(&args.file).map_err(|e| unusable(&args.file, e))?;
     let identity = Identity {
@@ -87,18 +88,24 @@ pub(super) fn replay(args: &ReplayArgs) -> Outcome {
     let summary = capture.summary();
     let text = report(&player, &identity, args, &summary);
     let pinned = player.pipeline.rooms().pinned().next().is_some();
+    let counters = player.exports.counters();
     runtime.block_on(player.exports.shutdown(GRACE));
     let to_stdout = config.export.events.as_deref() == Some(Path::new("-"));
     if !to_stdout {
         print(&text)?;
     }
     read.map_err(|e| unusable(&args.file, e))?;
+    let failed = if args.fail_on_pinned && pinned { End::Findings } else { End::Usage };
+    let fail = |error| Err(Failure { end: failed, error });
+    if let Some(dropped) = super::dropped(&counters) {
+        return fail(anyhow!("not everything was delivered: {dropped}"));
+    }
     if let Some(damage) = summary.damage {
         // What came before the damage is told above; the file is still not what it should be.
-        return Err(Failure::usage(anyhow!(
-            "{}: {damage}; what came before it was replayed",
-            args.file.display()
-        )));
+        return fail(anyhow!("{}: {damage}; what came before it was replayed", args.file.display()));
+    }
+    if args.explain.is_some_and(|room| player.pipeline.rooms().snapshot(room).is_empty()) {
+        return Ok(End::Usage);
     }
     Ok(if args.fail_on_pinned && pinned { End::Findings } else { End::Fine })
 }

@@ -38,7 +38,7 @@ const GRACE: Duration = Duration::from_secs(10);
 
 /// `roomtrace run`.
 pub(super) fn run(config: &Config) -> Outcome {
-    logging();
+    super::logging();
     let capture = Capture::start(&capture_config(config)).map_err(Failure::cannot_observe)?;
     // Before any thread starts: threads inherit what is left.
     capture.drop_privileges(false).map_err(Failure::cannot_observe)?;
@@ -63,6 +63,7 @@ pub(super) fn run(config: &Config) -> Outcome {
         clock: Clock::sampled(&brackets()),
         identity,
         started: now(),
+        unreadable: Vec::new(),
     };
     tracing::info!(
         hook = agent.capture.hook().name(),
@@ -75,7 +76,11 @@ pub(super) fn run(config: &Config) -> Outcome {
     tracing::info!("stopping: hooks detached, outputs get {} s", GRACE.as_secs());
     let Agent { capture, exports, .. } = agent;
     drop(capture);
+    let counters = exports.counters();
     runtime.block_on(exports.shutdown(GRACE));
+    if let Some(dropped) = super::dropped(&counters) {
+        tracing::warn!("not everything was delivered: {dropped}");
+    }
     result
 }
 
@@ -87,11 +92,14 @@ struct Agent {
     clock: Clock,
     identity: Identity,
     started: Mono,
+    /// Connections on which nothing could be read, by what they speak, when it was last looked at.
+    unreadable: Vec<(&'static str, u64)>,
 }
 
 impl Agent {
     fn observe(&mut self, stop: &AtomicBool) -> Outcome {
         let mut ticked = now();
+        self.warn_of_unreadable();
         let mut measured = Mono(0);
         let mut more = false;
         while !stop.load(Ordering::Relaxed) {
@@ -110,6 +118,8 @@ impl Agent {
             if at.since(measured) >= MEASURE {
                 measured = at;
                 self.clock.resample(&brackets());
+                self.forget_processes();
+                self.warn_of_unreadable();
                 let snapshot = measure::snapshot(at, &self.pipeline, &self.capture, &self.identity.host_name);
                 self.exports.publish(snapshot);
             }
@@ -121,6 +131,36 @@ impl Agent {
         self.pipeline.tick(now());
         self.tell_exports();
         Ok(End::Fine)
+    }
+
+    /// A process that has ended is no engine any more.
+    fn forget_processes(&mut self) {
+        let ended: Vec<u32> = self
+            .pipeline
+            .processes()
+            .keys()
+            .copied()
+            .filter(|pid| !std::path::Path::new(&format!("/proc/{pid}")).exists())
+            .collect();
+        for pid in ended {
+            self.pipeline.forget_process(pid);
+        }
+    }
+
+    /// Says it once a second at most when connections appear on which nothing can be read.
+    fn warn_of_unreadable(&mut self) {
+        let counters = self.pipeline.control().counters();
+        let mut now: Vec<(&str, u64)> = counters.unsupported().map(|(d, n)| (d.label(), n)).collect();
+        now.push(("not_zmtp", counters.not_zmtp));
+        for ((dialect, n), (_, before)) in now.iter().zip(&self.unreadable).filter(|((_, n), (_, b))| n > b) {
+            tracing::warn!(
+                dialect,
+                new = n - before,
+                total = n,
+                "connections on engine ports carry something that is not read here (see docs/limits.md)"
+            );
+        }
+        self.unreadable = now;
     }
 
     fn tell_kernel(&mut self) {
@@ -221,13 +261,6 @@ fn identity(config: &Config) -> Identity {
         live: true,
         known_issues: super::known_issues,
     }
-}
-
-fn logging() {
-    let filter = tracing_subscriber::EnvFilter::try_from_env("ROOMTRACE_LOG")
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
-    // A second initialisation (tests that run the command in one process) keeps the first.
-    drop(tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).try_init());
 }
 
 /// SIGTERM and SIGINT end the loop; it looks at least every [`WAIT`].

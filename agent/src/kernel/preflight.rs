@@ -53,7 +53,10 @@ pub fn preflight() -> Vec<Check> {
             "remembers which sockets matter, so that all others cost next to nothing",
         ));
     }
-    checks.push(members(types.as_ref()));
+    // Without BTF that is said already.
+    if let Ok(types) = &types {
+        checks.push(members(types));
+    }
     checks.push(lockdown());
     checks
 }
@@ -123,11 +126,8 @@ fn types() -> Check {
     }
 }
 
-fn members(types: Result<&Btf, &KernelError>) -> Check {
-    let result = match types {
-        Ok(types) => offsets::resolve(types).map_err(|e| e.to_string()),
-        Err(e) => Err(e.to_string()),
-    };
+fn members(types: &Btf) -> Check {
+    let result = offsets::resolve(types).map_err(|e| e.to_string());
     Check {
         name: "structure members",
         ok: result.is_ok(),
