@@ -35,7 +35,8 @@ pub(super) enum Unread {
 }
 
 /// What has been seen of one stream so far, as far as it decides what a gap or nonsense in it means.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
+#[allow(clippy::struct_excessive_bools, reason = "independent of each other")]
 pub(super) struct History {
     /// Where its first byte lies was known before any came.
     pub(super) begun: bool,
