@@ -137,7 +137,11 @@ impl<F: FnMut(Input<'_>)> Out<'_, F> {
                 // Bytes that are gone may be those of the other direction.
                 self.connection.preexisting &= self.findings.beginning_gone;
             }
-            Event::Acquired => self.findings.acquired = true,
+            Event::Acquired => {
+                self.findings.acquired = true;
+                // The message that proves the position is not always handed on.
+                self.history.spoke = true;
+            }
             Event::Command => {}
             Event::Unsupported(dialect) => {
                 self.findings.unread = Some(Unread::Unsupported(dialect));
