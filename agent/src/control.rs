@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 
 use counters::Shapes;
 pub use counters::{ConnectionState, Counters, Dropped, Loss, Shape};
-use flow::{Findings, Out, Unread};
+use flow::{Findings, History, Out, Unread};
 
 use crate::event::{
     Addresses, Bytes, Direction, Found, Mono, SECOND, Sequence, SocketEvent, SocketId, StateChange, Task,
@@ -94,6 +94,7 @@ const fn behind(a: u32, b: u32) -> bool {
 struct Stream {
     lane: Lane,
     decoder: Decoder,
+    history: History,
     /// The side that sends here has said its last, so a FIN may count one.
     fin: bool,
     /// Where it stood and when, if it was found with nothing under way.
@@ -102,7 +103,13 @@ struct Stream {
 
 impl Stream {
     const fn joined() -> Self {
-        Self { lane: Lane::new(), decoder: Decoder::joined(), fin: false, idle: None }
+        Self {
+            lane: Lane::new(),
+            decoder: Decoder::joined(),
+            history: History::at_start(false),
+            fin: false,
+            idle: None,
+        }
     }
 
     /// Before its first call: libzmq sends whole messages, and a rest of one would not have waited.
@@ -118,6 +125,7 @@ impl Stream {
     fn begin(&mut self, base: Option<u32>) {
         if self.lane.next().is_none() {
             self.decoder = Decoder::at_start();
+            self.history = History::at_start(base.is_some());
             if let Some(base) = base {
                 self.lane.begin(base);
             }
@@ -132,6 +140,8 @@ struct Socket {
     netns: u32,
     task: Option<Task>,
     preexisting: bool,
+    /// First bytes of one of its streams are missing.
+    beginning_gone: bool,
     /// Since when it is watched.
     since: Mono,
     /// Not read any more, as this.
@@ -157,6 +167,7 @@ impl Socket {
             netns: event.netns,
             task: None,
             preexisting: true,
+            beginning_gone: false,
             since: event.at,
             given_up: None,
             judged: None,
@@ -261,20 +272,25 @@ impl Control {
         }
     }
 
-    /// Lets time pass: gives up waiting for calls that never came, forgets closed sockets. Call it at least
+    /// Lets time pass: gives up waiting for calls that never came, forgets closed and muted sockets. Call it at least
     /// every 100 ms while events are few.
     pub fn tick(&mut self, now: Mono, sink: &mut impl FnMut(Input<'_>)) {
         let Self { sockets, waiting, shared } = self;
         waiting.retain(|id| {
             let Some(socket) = sockets.get_mut(*id, Mono(0)) else { return false };
+            let read = socket.given_up.is_none();
             for direction in [Direction::Sent, Direction::Received] {
                 shared
                     .run(*id, socket, direction, now, sink, |lane, held, take| lane.expire(now, held, take));
             }
             socket.waiting = socket.sent.lane.is_waiting() || socket.received.lane.is_waiting();
-            socket.waiting
+            let (waiting, muted) = (socket.waiting, read && socket.given_up.is_some());
+            if muted {
+                sockets.mute(*id, now);
+            }
+            waiting
         });
-        while let Some((id, mut socket)) = sockets.take_closed(now) {
+        while let Some((id, mut socket)) = sockets.take_closed(now).or_else(|| sockets.take_muted(now)) {
             shared.retire(id, &mut socket, now, sink);
         }
     }
@@ -313,7 +329,7 @@ impl Control {
         let mut evicted = |id, socket| gone.push((id, socket));
         let known = self.sockets.insert(event.socket, event.at, Socket::joined(event), &mut evicted).is_ok();
         for (id, mut socket) in gone {
-            self.shared.counters.evicted += u64::from(socket.closed.is_none());
+            self.shared.counters.evicted += u64::from(socket.closed.is_none() && socket.given_up.is_none());
             self.shared.retire(id, &mut socket, event.at, sink);
         }
         known
@@ -346,6 +362,9 @@ impl Control {
         if !socket.waiting && socket.stream(bytes.direction).lane.is_waiting() {
             socket.waiting = true;
             self.waiting.push(event.socket);
+        }
+        if socket.given_up.is_some() {
+            self.sockets.mute(event.socket, event.at);
         }
     }
 
@@ -440,20 +459,23 @@ impl Shared {
         act: impl FnOnce(&mut Lane, &mut Held, &mut dyn FnMut(Piece<'_>)),
     ) {
         let connection = socket.connection(id);
-        let Stream { lane, decoder, .. } = socket.stream(direction);
+        let findings = Findings { beginning_gone: socket.beginning_gone, ..Findings::default() };
+        let Stream { lane, decoder, history, .. } = socket.stream(direction);
         let others = self.partial.saturating_sub(decoder.held());
         let mut out = Out {
             connection,
             direction,
+            history,
             counters: &mut self.counters,
             shapes: &mut self.shapes,
             sink,
-            findings: Findings::default(),
+            findings,
         };
         act(lane, &mut self.held, &mut |piece| flow::take(decoder, &mut out, now, piece));
         if others + decoder.held() > self.limits.partial_bytes && decoder.is_unfinished() {
             decoder.lose();
-            out.lossy(now, Dropped::Memory, decoder.take_unsynced());
+            out.broken();
+            out.not_understood(now, Dropped::Memory, decoder.take_unsynced());
         }
         self.partial = others + decoder.held();
         let findings = out.findings;
@@ -467,8 +489,9 @@ impl Shared {
 
     /// Draws from a stretch what it says of the connection.
     fn conclude(&mut self, id: SocketId, socket: &mut Socket, findings: &Findings) {
-        socket.preexisting |= findings.beginning_gone;
+        socket.beginning_gone |= findings.beginning_gone;
         socket.preexisting &= !findings.greeted;
+        socket.preexisting |= socket.beginning_gone;
         if let Some(Unread::Unsupported(dialect)) = findings.unread {
             self.counters.count_unsupported(dialect);
             self.give_up(id, socket, ConnectionState::Unsupported);

@@ -540,6 +540,8 @@ fn a_hole_inside_one_frame_is_told_and_the_stream_goes_on() {
 #[test]
 fn an_uncaptured_call_across_frames_is_lossy() {
     let mut rig = shaken();
+    rig.send(&status(1));
+    rig.told();
     let whole = metadata(ROOM, 3_000);
     rig.send(&whole[..8192]);
     rig.send_absent(whole.len() - 8192, NotCaptured::TooLong);
@@ -748,10 +750,122 @@ fn a_message_of_no_known_kind_is_foreign_with_its_shape() {
 fn malformed_bytes_cost_that_connection_only() {
     let mut rig = shaken();
     rig.send(&[0x40; 50]);
-    assert!(matches!(rig.told()[..], [Told::Lossy { bytes: 50, .. }]));
+    assert_eq!(rig.told(), [Told::Foreign { frames: 0, first_len: 50 }]);
     assert_eq!(rig.dropped(Dropped::Malformed), 1);
     rig.send(&status(ROOM));
     assert_eq!(rig.rooms(), [ROOM]);
+}
+
+fn any_lossy(told: &[Told]) -> bool {
+    told.iter().any(|t| matches!(t, Told::Lossy { .. }))
+}
+
+#[test]
+fn what_a_hostile_peer_sends_is_no_capture_loss() {
+    let oversized = [&[2][..], &(1u64 << 40).to_be_bytes(), &[0x40; 1000]].concat();
+    let garbage = [0x40; 1000];
+    for call in [&oversized[..], &garbage[..]] {
+        let mut rig = Rig::open();
+        rig.receive(&handshake());
+        rig.receive(call);
+        for _ in 0..50 {
+            rig.receive(&garbage);
+            rig.received = rig.received.wrapping_add(1 << 20);
+            rig.report(Direction::Received, rig.received, 1 << 20, Body::Absent(NotCaptured::TooLong));
+        }
+        rig.state(TcpState::Established, TcpState::Close);
+        rig.tick(2 * SECOND);
+        let told = rig.told();
+        assert!(!any_lossy(&told), "{told:?}");
+        assert!(told.iter().filter(|t| matches!(t, Told::Foreign { .. })).count() <= 1, "{told:?}");
+    }
+    // A call that is too long to be captured, of many frames.
+    let mut rig = Rig::open();
+    rig.send(&handshake());
+    rig.send_absent(1 << 20, NotCaptured::TooLong);
+    rig.send(&garbage);
+    assert_eq!(rig.told(), []);
+    assert_eq!(rig.dropped(Dropped::NotCaptured), 1);
+    // What it sends later is no more than what is known of a connection joined in its middle.
+    rig.send(&status(ROOM));
+    assert!(matches!(rig.told()[..], [Told::Status { preexisting: true, .. }]));
+}
+
+#[test]
+fn nonsense_among_known_messages_is_no_capture_loss_but_a_hole_is() {
+    let mut rig = shaken();
+    for _ in 0..3 {
+        rig.send(&status(ROOM));
+        rig.send(&[0x40; 50]);
+    }
+    let told = rig.told();
+    assert!(!any_lossy(&told), "{told:?}");
+    assert_eq!(told.iter().filter(|t| matches!(t, Told::Foreign { .. })).count(), 1);
+    assert_eq!(rig.dropped(Dropped::Malformed), 3);
+    rig.send(&status(ROOM));
+    rig.sent = rig.sent.wrapping_add(100);
+    rig.send(&status(ROOM));
+    rig.tick(60 * MS);
+    assert!(any_lossy(&rig.told()));
+}
+
+#[test]
+fn a_hole_at_the_beginning_of_a_connection_is_told() {
+    for found in [false, true] {
+        let mut rig = if found { Rig::new() } else { Rig::open() };
+        if found {
+            rig.found(Some((rig.sent, rig.received)));
+        }
+        let missing = handshake().len() + status(ROOM).len();
+        rig.sent = rig.sent.wrapping_add(u32::try_from(missing).unwrap());
+        rig.send(&status(ROOM + 1));
+        rig.tick(60 * MS);
+        let told = rig.told();
+        let bytes = u64::try_from(missing).unwrap();
+        assert_eq!(told[0], Told::Lossy { direction: Direction::Sent, bytes });
+        assert!(matches!(told[1], Told::Status { preexisting: true, .. }), "{told:?}");
+        // The greeting of the other side brings nothing of it back.
+        rig.receive(&[greeting(b"NULL"), ready(b"PULL")].concat());
+        rig.send(&status(ROOM + 2));
+        assert!(matches!(rig.told()[..], [Told::Status { preexisting: true, .. }]));
+    }
+    // Where nothing is known of the beginning, a hole before anything known is told to nobody.
+    let mut rig = Rig::new();
+    rig.send(b"none of ours");
+    rig.sent = rig.sent.wrapping_add(100);
+    rig.send(&status(ROOM));
+    rig.tick(60 * MS);
+    assert!(!any_lossy(&rig.told()));
+}
+
+#[test]
+fn sockets_given_up_are_forgotten_without_their_close() {
+    let mut rig = Rig::with(Limits { sockets: 8, ..Limits::default() });
+    let request = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n";
+    for (id, bytes) in [(1, &request[..]), (2, &greeting(b"CURVE")[..])] {
+        rig.id = SocketId(id);
+        rig.establish();
+        rig.receive(bytes);
+    }
+    rig.tick(5 * SECOND);
+    // Bytes that were on their way do not make it a new one, and keep it for a while.
+    rig.receive(request);
+    rig.tick(6 * SECOND);
+    assert_eq!(rig.connections(ConnectionState::Foreign), 0);
+    assert_eq!(rig.connections(ConnectionState::Unsupported), 1);
+    rig.tick(11 * SECOND);
+    assert_eq!((rig.control.sockets(), rig.connections(ConnectionState::Unsupported)), (0, 0));
+    let counters = rig.control.counters();
+    assert_eq!((counters.not_zmtp, counters.unsupported().map(|(_, n)| n).sum::<u64>()), (1, 1));
+    // They are the first to make room.
+    for id in 10..100 {
+        rig.id = SocketId(id);
+        rig.establish();
+        rig.receive(request);
+    }
+    assert_eq!((rig.control.sockets(), rig.connections(ConnectionState::Foreign)), (8, 8));
+    assert_eq!(rig.control.counters().not_zmtp, 91);
+    assert_eq!((rig.control.counters().evicted, rig.dropped(Dropped::TableFull)), (0, 0));
 }
 
 #[test]

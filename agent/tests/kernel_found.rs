@@ -241,3 +241,52 @@ fn after_dropping_all_but_two_capabilities_answers_and_searches_still_work() {
     });
     drop(listener);
 }
+
+/// What is announced from its establishment on must be there from its first byte on, also while the programs are
+/// being attached one after the other.
+#[test]
+fn connections_that_open_while_the_capture_starts_are_whole_or_older_than_it() {
+    let config = call_engine("rt-engine-during");
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let (stop, stopped) = std::sync::mpsc::channel::<()>();
+    let opening = std::thread::spawn(move || {
+        let mut greeting = [0u8; 64];
+        greeting[..12].copy_from_slice(b"\xff\0\0\0\0\0\0\0\x01\x7f\x03\x01");
+        greeting[12..16].copy_from_slice(b"NULL");
+        let mut open = std::collections::VecDeque::new();
+        while stopped.try_recv().is_err() {
+            // Not so fast that the ports run out.
+            std::thread::sleep(std::time::Duration::from_micros(200));
+            let (mut client, mut server) = pair(&listener);
+            client.write_all(&greeting).unwrap();
+            server.read_exact(&mut [0; 64]).unwrap();
+            client.write_all(b"more").unwrap();
+            open.push_back((client, server));
+            if open.len() > 100 {
+                open.pop_front();
+            }
+        }
+        open
+    });
+    let live = live::start(&config);
+    stop.send(()).ok();
+    let _open = opening.join().unwrap();
+    let Some(mut live) = live else { return };
+    live.drain();
+    let events = with_port(&live.events, port);
+    let established = events.iter().filter_map(|e| Some((e, e.state()?)));
+    for (e, change) in established.filter(|(_, s)| s.new == TcpState::Established) {
+        // The client sends, the server receives.
+        let (way, base) = if e.addresses.peer.port() == port {
+            (Direction::Sent, change.sequence.write)
+        } else {
+            (Direction::Received, change.sequence.copied)
+        };
+        let first = events.iter().filter(|b| b.socket == e.socket).find_map(|b| match &b.what {
+            Kept::Bytes { direction, end, len, .. } if *direction == way => Some(end.wrapping_sub(*len)),
+            _ => None,
+        });
+        assert_eq!(first, Some(base), "{way:?} of {e:?}");
+    }
+}

@@ -171,7 +171,8 @@ impl Counters {
         Dropped::ALL.into_iter().zip(self.dropped)
     }
 
-    /// Gauge: open connections by state.
+    /// Gauge: open connections by state. Those that are not read count until they have been quiet for a while:
+    /// their close may not be told.
     pub fn connections(&self) -> impl Iterator<Item = (ConnectionState, u64)> + '_ {
         ConnectionState::ALL.into_iter().zip(self.connections)
     }

@@ -34,10 +34,32 @@ pub(super) enum Unread {
     Unsupported(Unsupported),
 }
 
+/// What has been seen of one stream so far, as far as it decides what a gap or nonsense in it means.
+#[derive(Clone, Copy, Debug)]
+#[allow(clippy::struct_excessive_bools, reason = "independent of each other")]
+pub(super) struct History {
+    /// Where its first byte lies was known before any came.
+    pub(super) begun: bool,
+    /// A known message stood in it.
+    spoke: bool,
+    /// From its greeting on, not one byte is missing.
+    whole: bool,
+    /// It has been told that bytes in it make no sense.
+    odd: bool,
+}
+
+impl History {
+    /// At the beginning of a stream.
+    pub(super) const fn at_start(begun: bool) -> Self {
+        Self { begun, spoke: false, whole: false, odd: false }
+    }
+}
+
 /// Everything but the decoder, so that the decoder can be fed while this listens.
 pub(super) struct Out<'c, F> {
     pub(super) connection: Connection,
     pub(super) direction: Direction,
+    pub(super) history: &'c mut History,
     pub(super) counters: &'c mut Counters,
     pub(super) shapes: &'c mut Shapes,
     pub(super) sink: &'c mut F,
@@ -56,6 +78,26 @@ impl<F: FnMut(Input<'_>)> Out<'_, F> {
         self.give(Input::Lossy { at, connection, direction, bytes });
     }
 
+    /// Bytes that are missing or not understood. Whoever can connect can send what nobody understands or keeps:
+    /// only a stream that has carried a known message can have lost one by it.
+    pub(super) fn not_understood(&mut self, at: Mono, why: Dropped, bytes: u64) {
+        if self.history.spoke && !self.history.whole {
+            self.lossy(at, why, bytes);
+        } else {
+            self.counters.drop_bytes(why, bytes);
+        }
+    }
+
+    /// From here on bytes are missing.
+    pub(super) const fn broken(&mut self) {
+        self.history.whole = false;
+        if !self.history.spoke {
+            // The missing ones may have been its first message.
+            self.findings.beginning_gone = true;
+            self.connection.preexisting = true;
+        }
+    }
+
     fn foreign(&mut self, at: Mono, frames: u32, first_len: u64) {
         let (connection, direction) = (self.connection, self.direction);
         let frames = u16::try_from(frames).unwrap_or(u16::MAX);
@@ -67,6 +109,7 @@ impl<F: FnMut(Input<'_>)> Out<'_, F> {
         self.findings.ends = Some((self.findings.ends.map_or(end, |(first, _)| first), end));
         match sglang::decode(parts) {
             Ok(decoded) => {
+                self.history.spoke = true;
                 let (connection, direction) = (self.connection, self.direction);
                 self.counters.count_message(direction, decoded.backend, decoded.message.kind());
                 self.counters.extra_frames += u64::from(decoded.extra_frames);
@@ -90,9 +133,15 @@ impl<F: FnMut(Input<'_>)> Out<'_, F> {
             Event::Ready(socket_type) => self.findings.ready = Some(socket_type),
             Event::Greeting => {
                 self.findings.greeted = true;
-                self.connection.preexisting = false;
+                self.history.whole = true;
+                // Bytes that are gone may be those of the other direction.
+                self.connection.preexisting &= self.findings.beginning_gone;
             }
-            Event::Acquired => self.findings.acquired = true,
+            Event::Acquired => {
+                self.findings.acquired = true;
+                // The message that proves the position is not always handed on.
+                self.history.spoke = true;
+            }
             Event::Command => {}
             Event::Unsupported(dialect) => {
                 self.findings.unread = Some(Unread::Unsupported(dialect));
@@ -128,13 +177,18 @@ pub(super) fn take<F: FnMut(Input<'_>)>(
             }
             let was = decoder.confidence();
             if !pass_over(decoder, out, at, start, u64::from(len)) && was != Confidence::Pending {
-                out.lossy(at, Dropped::NotCaptured, u64::from(len));
+                out.broken();
+                out.not_understood(at, Dropped::NotCaptured, u64::from(len));
             }
         }
         Piece::Hole { start, len } => {
             let was = decoder.confidence();
-            pass_over(decoder, out, now, start, len);
-            if was == Confidence::Pending {
+            // Inside one frame the position survives; the message may not.
+            if !pass_over(decoder, out, now, start, len) {
+                out.broken();
+            }
+            // Where the beginning is known, what is missing there may have been control traffic.
+            if was == Confidence::Pending && !out.history.begun {
                 out.counters.drop_bytes(Dropped::Hole, len);
             } else {
                 out.lossy(now, Dropped::Hole, len);
@@ -144,6 +198,7 @@ pub(super) fn take<F: FnMut(Input<'_>)>(
             let was = decoder.confidence();
             decoder.lose();
             decoder.take_unsynced();
+            out.broken();
             if was == Confidence::Pending {
                 out.counters.drop_bytes(Dropped::Overlap, u64::from(len));
             } else {
@@ -165,11 +220,14 @@ fn take_bytes<F: FnMut(Input<'_>)>(
     decoder.feed(bytes, &GRAMMAR, &mut |event| malformed |= out.hear(at, start, bytes.len(), event));
     let unsynced = decoder.take_unsynced();
     if malformed {
-        out.lossy(at, Dropped::Malformed, unsynced);
+        out.not_understood(at, Dropped::Malformed, unsynced);
+        if !std::mem::replace(&mut out.history.odd, true) {
+            out.foreign(at, 0, u64::try_from(bytes.len()).unwrap_or(u64::MAX));
+        }
     } else if unsynced > 0 && was == Confidence::Pending {
         out.counters.drop_bytes(Dropped::Unjudged, unsynced);
     } else if unsynced > 0 {
-        out.lossy(at, Dropped::OutOfStep, unsynced);
+        out.not_understood(at, Dropped::OutOfStep, unsynced);
     }
 }
 
@@ -186,6 +244,10 @@ fn pass_over<F: FnMut(Input<'_>)>(
         out.hear(at, start, 0, event);
     });
     decoder.take_unsynced();
-    out.findings.beginning_gone |= beginning && passed.is_err();
+    if beginning && passed.is_err() {
+        out.findings.beginning_gone = true;
+        // What waited behind the gap is told in the same stretch.
+        out.connection.preexisting = true;
+    }
     passed.is_ok()
 }

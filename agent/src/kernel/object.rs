@@ -40,10 +40,26 @@ pub(super) fn open(settings: &Settings, ring_bytes: u32) -> Result<Ebpf, KernelE
 pub(super) fn attach(ebpf: &mut Ebpf, hook: Hook, btf: &Btf) -> Result<(), KernelError> {
     match hook {
         Hook::Sock => {
-            // States first: a connection that is established between two attachments is then known.
-            tracepoint(ebpf, program::NAMES[program::STATE], "inet_sock_set_state", btf)?;
-            tracepoint(ebpf, program::NAMES[program::SEND], "sock_send_length", btf)?;
-            tracepoint(ebpf, program::NAMES[program::RECEIVE], "sock_recv_length", btf)
+            let hooks = [
+                (program::NAMES[program::RECEIVE], "sock_recv_length"),
+                (program::NAMES[program::SEND], "sock_send_length"),
+                (program::NAMES[program::STATE], "inet_sock_set_state"),
+            ];
+            // Loading takes long: it all comes before the first attachment.
+            for (name, on) in hooks {
+                let program = tracepoint(ebpf, name, on)?;
+                program.load(on, btf).map_err(|e| match e {
+                    ProgramError::Btf(e) => missing(on, e.to_string()),
+                    e => refused(name, e),
+                })?;
+            }
+            // States last: what they announce as established is then seen from its first byte on, and the
+            // search finds all that was established before.
+            for (name, on) in hooks {
+                let program = tracepoint(ebpf, name, on)?;
+                program.attach().map_err(|e| KernelError::Attach { program: name, why: chain(&e) })?;
+            }
+            Ok(())
         }
         Hook::Fentry | Hook::Kprobe => {
             Err(KernelError::ForcedHook { refused: super::error::not_built(hook) })
@@ -81,19 +97,19 @@ pub(super) fn aya_types() -> Result<Btf, KernelError> {
     Btf::from_sys_fs().map_err(|e| KernelError::NoBtf { path: VMLINUX, why: e.to_string() })
 }
 
-fn tracepoint(ebpf: &mut Ebpf, name: &'static str, on: &'static str, btf: &Btf) -> Result<(), KernelError> {
-    let missing = |why: String| KernelError::MissingTracepoint { tracepoint: on, why };
-    let program: &mut BtfTracePoint = ebpf
-        .program_mut(name)
-        .ok_or_else(|| missing(format!("the object has no program `{name}`")))?
+fn tracepoint<'e>(
+    ebpf: &'e mut Ebpf,
+    name: &str,
+    on: &'static str,
+) -> Result<&'e mut BtfTracePoint, KernelError> {
+    ebpf.program_mut(name)
+        .ok_or_else(|| missing(on, format!("the object has no program `{name}`")))?
         .try_into()
-        .map_err(|e: ProgramError| missing(e.to_string()))?;
-    program.load(on, btf).map_err(|e| match e {
-        ProgramError::Btf(e) => missing(e.to_string()),
-        e => refused(name, e),
-    })?;
-    program.attach().map_err(|e| KernelError::Attach { program: name, why: chain(&e) })?;
-    Ok(())
+        .map_err(|e: ProgramError| missing(on, e.to_string()))
+}
+
+const fn missing(tracepoint: &'static str, why: String) -> KernelError {
+    KernelError::MissingTracepoint { tracepoint, why }
 }
 
 fn refused(program: &'static str, error: ProgramError) -> KernelError {

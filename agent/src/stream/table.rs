@@ -8,6 +8,9 @@ use crate::event::{Mono, SECOND, SocketId};
 
 /// A closed socket is kept this long, for calls that are reported behind its end.
 const LINGER: u64 = SECOND;
+/// A muted socket is kept until nothing was heard of it for this long: its source may fall silent without telling
+/// of its close, and what is still on its way must not make it a new one.
+const QUIET: u64 = 10 * SECOND;
 /// In a full table, a socket is given up when nothing was heard of it for this long.
 const IDLE: u64 = 600 * SECOND;
 /// A full table is searched for idle sockets this often at most.
@@ -24,6 +27,8 @@ struct Slot<T> {
 pub struct Table<T> {
     slots: HashMap<SocketId, Slot<T>>,
     closed: VecDeque<(Mono, SocketId)>,
+    /// Muted sockets, each with when to look at it again at the earliest, less [`QUIET`].
+    muted: VecDeque<(Mono, SocketId)>,
     limit: usize,
     swept: Option<Mono>,
 }
@@ -31,7 +36,7 @@ pub struct Table<T> {
 impl<T> Table<T> {
     /// At most `limit` sockets.
     pub fn new(limit: usize) -> Self {
-        Self { slots: HashMap::new(), closed: VecDeque::new(), limit, swept: None }
+        Self { slots: HashMap::new(), closed: VecDeque::new(), muted: VecDeque::new(), limit, swept: None }
     }
 
     /// Sockets in it.
@@ -91,8 +96,41 @@ impl<T> Table<T> {
         None
     }
 
+    /// Marks a socket as one of which nothing more is wanted (once per socket): it is forgotten when it is quiet.
+    pub fn mute(&mut self, socket: SocketId, now: Mono) {
+        self.muted.push_back((now, socket));
+        // Those closed since are still listed.
+        if self.muted.len() > self.limit.saturating_mul(2) {
+            let Self { muted, slots, .. } = self;
+            muted.retain(|(_, socket)| slots.contains_key(socket));
+        }
+    }
+
+    /// The next muted socket of which nothing was heard for a while, taken out.
+    pub fn take_muted(&mut self, now: Mono) -> Option<(SocketId, T)> {
+        while let Some((at, socket)) = self.muted.front().copied() {
+            if now.since(at) < QUIET {
+                return None;
+            }
+            self.muted.pop_front();
+            let Some(heard) = self.slots.get(&socket).map(|slot| slot.heard) else { continue };
+            if now.since(heard) < QUIET {
+                self.muted.push_back((heard, socket));
+            } else if let Some(slot) = self.slots.remove(&socket) {
+                return Some((socket, slot.value));
+            }
+        }
+        None
+    }
+
     fn make_room(&mut self, now: Mono, out: &mut impl FnMut(SocketId, T)) {
         while let Some((_, socket)) = self.closed.pop_front() {
+            if let Some(slot) = self.slots.remove(&socket) {
+                out(socket, slot.value);
+                return;
+            }
+        }
+        while let Some((_, socket)) = self.muted.pop_front() {
             if let Some(slot) = self.slots.remove(&socket) {
                 out(socket, slot.value);
                 return;
