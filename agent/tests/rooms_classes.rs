@@ -282,6 +282,31 @@ fn receiver_silent_after_a_foreign_message() {
 }
 
 #[test]
+fn receiver_silent_names_the_bytes_before_the_first_room_without_answer() {
+    let mut w = world(Sees::Prefill);
+    w.foreign_from("10.9.9.7:5555", &prefill(0));
+    w.wait(100);
+    w.healthy(1, &decode(0), &prefill(0), 20);
+    w.to(1000);
+    // Answered since: the first was harmless, so these are the ones.
+    w.foreign(&prefill(0));
+    w.wait(100);
+    w.metadata(ROOM, &decode(0), &prefill(0));
+    let named = |w: &World, who: &str| w.verdict(ROOM).evidence.iter().any(|e| e.contains(who));
+    w.pinned_in_time(ROOM, 1.1, 10.0);
+    w.foreign_from("10.9.9.8:5555", &prefill(0));
+    w.wait(2000);
+    assert_eq!(w.class(ROOM), Some(Class::ReceiverSilent));
+    assert!(named(&w, "10.9.9.9:5555") && !named(&w, "10.9.9.8:5555"));
+    // An answer clears them all; the next are suspects again.
+    w.healthy(2, &decode(0), &prefill(0), 20);
+    w.wait(100);
+    w.foreign_from("10.9.9.8:5555", &prefill(0));
+    w.wait(2000);
+    assert!(named(&w, "10.9.9.8:5555"));
+}
+
+#[test]
 fn receiver_silent_when_several_rooms_of_a_rank_get_no_answer() {
     let mut w = world(Sees::Prefill);
     w.register(&decode(1), &prefill(0));

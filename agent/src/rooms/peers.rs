@@ -146,6 +146,15 @@ pub(crate) struct Endpoint {
     pub(crate) prefill: Option<Box<PrefillRank>>,
 }
 
+impl Endpoint {
+    /// Whether the foreign bytes noted may be why rooms go unanswered: then later ones are not the cause.
+    pub(crate) fn suspects_foreign(&self) -> bool {
+        let (Some(mark), Some(p)) = (self.foreign, self.prefill.as_deref()) else { return false };
+        let alive = p.answers.last.max(p.acknowledged_abort);
+        p.answers.silent() > 0 && alive.is_none_or(|at| mark.at >= at)
+    }
+}
+
 /// A prefill rank and a session.
 #[derive(Clone, Debug)]
 pub(crate) struct Pair {

@@ -156,7 +156,9 @@ impl RoomTable {
     pub(crate) fn foreign(&mut self, at: Mono, c: &Connection, direction: Direction, frames: u16) {
         let Some(target) = self.listening(c, direction) else { return };
         let peer = if direction == Direction::Received { c.addresses.peer } else { c.addresses.local };
-        if let Some(e) = self.peers.get_mut(target) {
+        if let Some(e) = self.peers.get_mut(target)
+            && !e.suspects_foreign()
+        {
             e.foreign = Some(ForeignMark { at, peer, frames });
         }
     }

@@ -337,8 +337,12 @@ impl World {
     }
 
     pub fn foreign(&mut self, p: &Rank) {
+        self.foreign_from("10.9.9.9:5555", p);
+    }
+
+    pub fn foreign_from(&mut self, peer: &str, p: &Rank) {
         let mut connection = self.end(&decode(99), p, Direction::Received);
-        connection.addresses.peer = "10.9.9.9:5555".parse().unwrap();
+        connection.addresses.peer = peer.parse().unwrap();
         let at = Mono(self.now);
         let direction = Direction::Received;
         self.input(&Input::Foreign { at, connection, direction, frames: 2, first_len: 4 });
