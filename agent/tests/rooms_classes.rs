@@ -950,6 +950,26 @@ fn missing_bytes_make_it_unknown() {
 }
 
 #[test]
+fn a_pin_that_loses_its_certainty_has_not_recovered() {
+    let mut w = world(Sees::Prefill);
+    w.metadata(ROOM, &decode(0), &prefill(0));
+    w.to(11_500);
+    assert!(w.last(ROOM).pinned());
+    w.lossy(&decode(0), &prefill(0), Direction::Received);
+    w.to(13_000);
+    assert_eq!(w.names(ROOM), ["room_pinned", "verdict_changed"]);
+    let s = w.last(ROOM);
+    assert_eq!(w.class(ROOM), Some(Class::Unknown));
+    assert!(!s.pinned() && !s.recovered && s.was_pinned);
+    assert!(w.table.gauges().pinned.is_empty());
+    // Its end is an end after all.
+    w.status(ROOM, &prefill(0), &decode(0), KvPoll::Success);
+    w.wait(2000);
+    assert_eq!(w.names(ROOM), ["room_pinned", "verdict_changed", "room_closed"]);
+    assert!(w.last(ROOM).recovered);
+}
+
+#[test]
 fn missing_bytes_of_another_peer_do_not_matter() {
     let mut w = world(Sees::Prefill);
     let mut far = decode(5);

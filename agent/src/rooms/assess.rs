@@ -274,6 +274,10 @@ impl RoomTable {
         match (was, is) {
             (false, true) => out.push(Event::Pinned(self.snapshot_of(room, now))),
             (true, true) if changed => out.push(Event::VerdictChanged(self.snapshot_of(room, now))),
+            // Only certainty was lost: the room may hang as before.
+            (true, false) if unknown(room.judgement.as_deref()) => {
+                out.push(Event::VerdictChanged(self.snapshot_of(room, now)));
+            }
             (true, false) => out.push(Event::Recovered(self.snapshot_of(room, now))),
             (false, false) if puzzling => out.push(Event::VerdictChanged(self.snapshot_of(room, now))),
             _ => {}
