@@ -984,6 +984,58 @@ fn missing_bytes_of_another_peer_do_not_matter() {
 }
 
 #[test]
+fn missing_bytes_of_another_rank_at_the_same_address_do_not_matter() {
+    for sees in [Sees::Prefill, Sees::Decode] {
+        let direction = if sees == Sees::Prefill { Direction::Received } else { Direction::Sent };
+        let mut w = world(sees);
+        w.register(&decode(1), &prefill(0));
+        w.metadata(1, &decode(1), &prefill(0));
+        w.metadata(ROOM, &decode(0), &prefill(0));
+        w.wait(1000);
+        w.lossy(&decode(1), &prefill(0), direction);
+        w.to(12_000);
+        assert_eq!(w.class(1), Some(Class::Unknown));
+        assert!(w.last(ROOM).pinned());
+    }
+}
+
+#[test]
+fn missing_bytes_of_a_connection_without_messages_touch_only_what_was_not_heard_of() {
+    let host = decode(0).endpoint.ip().to_string();
+    let mut w = world(Sees::Prefill);
+    w.metadata(ROOM, &decode(0), &prefill(0));
+    w.wait(1000);
+    // More than are remembered.
+    for port in 1..6000 {
+        w.lossy_stranger(&host, port, &prefill(0));
+        w.lossy_stranger(&format!("10.1.{}.{}", port / 250, port % 250), port, &prefill(0));
+    }
+    w.to(12_000);
+    assert!(w.last(ROOM).pinned(), "its METADATA came on another connection");
+    // Decode waits for its first word from prefill, which can have been on that one.
+    let mut w = world(Sees::Decode);
+    w.metadata(ROOM, &decode(0), &prefill(0));
+    w.wait(1000);
+    w.lossy_stranger(&prefill(0).endpoint.ip().to_string(), 9, &decode(0));
+    w.to(12_000);
+    assert_eq!(w.class(ROOM), Some(Class::Unknown));
+}
+
+#[test]
+fn missing_bytes_of_a_rank_whose_metadata_is_awaited_make_it_unknown() {
+    let d: Vec<_> = (0..2).map(|n| decode_of(n, 2)).collect();
+    let mut w = World::new(Sees::Prefill);
+    for rank in &d {
+        w.register(rank, &prefill(0));
+    }
+    w.metadata(ROOM, &d[0], &prefill(0));
+    w.wait(100);
+    w.lossy(&d[1], &prefill(0), Direction::Received);
+    w.to(12_000);
+    assert_eq!(w.class(ROOM), Some(Class::Unknown));
+}
+
+#[test]
 fn an_abort_after_missing_bytes_may_have_had_its_metadata() {
     let mut w = world(Sees::Prefill);
     w.lossy(&decode(0), &prefill(0), Direction::Received);

@@ -354,6 +354,20 @@ impl World {
         self.input(&Input::Lossy { at, connection, direction, bytes: 100 });
     }
 
+    /// Bytes missing on a connection from `host` to `to` that nobody has said anything on.
+    pub fn lossy_stranger(&mut self, host: &str, port: u16, to: &Rank) {
+        let connection = Connection {
+            socket: SocketId(1_000_000 + u64::from(port)),
+            addresses: Addresses { local: to.endpoint, peer: SocketAddr::new(host.parse().unwrap(), port) },
+            netns: 1,
+            task: Some(Self::task(to)),
+            preexisting: false,
+            since: Mono(self.now),
+        };
+        let (at, direction) = (Mono(self.now), Direction::Received);
+        self.input(&Input::Lossy { at, connection, direction, bytes: 100 });
+    }
+
     /// A healthy room from METADATA to Success in `ms`.
     pub fn healthy(&mut self, room: u64, d: &Rank, p: &Rank, ms: u64) {
         self.metadata(room, d, p);
