@@ -1022,6 +1022,24 @@ fn missing_bytes_of_a_connection_without_messages_touch_only_what_was_not_heard_
 }
 
 #[test]
+fn missing_bytes_of_a_connection_that_turns_out_to_be_the_ranks_own_make_it_unknown() {
+    for named in [false, true] {
+        let mut w = world(Sees::Prefill);
+        w.metadata(ROOM, &decode(0), &prefill(0));
+        w.wait(1000);
+        // The same rank by another socket.
+        let again = Rank { pid: 7777, ..decode(0) };
+        w.state(&again, &prefill(0), Direction::Received, TcpState::SynRecv, TcpState::Established, 0);
+        w.lossy(&again, &prefill(0), Direction::Received);
+        if named {
+            w.register(&again, &prefill(0));
+        }
+        w.to(12_000);
+        assert_eq!(w.class(ROOM) == Some(Class::Unknown), named);
+    }
+}
+
+#[test]
 fn missing_bytes_of_a_rank_whose_metadata_is_awaited_make_it_unknown() {
     let d: Vec<_> = (0..2).map(|n| decode_of(n, 2)).collect();
     let mut w = World::new(Sees::Prefill);
