@@ -282,6 +282,31 @@ fn receiver_silent_after_a_foreign_message() {
 }
 
 #[test]
+fn receiver_silent_names_the_bytes_before_the_first_room_without_answer() {
+    let mut w = world(Sees::Prefill);
+    w.foreign_from("10.9.9.7:5555", &prefill(0));
+    w.wait(100);
+    w.healthy(1, &decode(0), &prefill(0), 20);
+    w.to(1000);
+    // Answered since: the first was harmless, so these are the ones.
+    w.foreign(&prefill(0));
+    w.wait(100);
+    w.metadata(ROOM, &decode(0), &prefill(0));
+    let named = |w: &World, who: &str| w.verdict(ROOM).evidence.iter().any(|e| e.contains(who));
+    w.pinned_in_time(ROOM, 1.1, 10.0);
+    w.foreign_from("10.9.9.8:5555", &prefill(0));
+    w.wait(2000);
+    assert_eq!(w.class(ROOM), Some(Class::ReceiverSilent));
+    assert!(named(&w, "10.9.9.9:5555") && !named(&w, "10.9.9.8:5555"));
+    // An answer clears them all; the next are suspects again.
+    w.healthy(2, &decode(0), &prefill(0), 20);
+    w.wait(100);
+    w.foreign_from("10.9.9.8:5555", &prefill(0));
+    w.wait(2000);
+    assert!(named(&w, "10.9.9.8:5555"));
+}
+
+#[test]
 fn receiver_silent_when_several_rooms_of_a_rank_get_no_answer() {
     let mut w = world(Sees::Prefill);
     w.register(&decode(1), &prefill(0));
@@ -925,6 +950,26 @@ fn missing_bytes_make_it_unknown() {
 }
 
 #[test]
+fn a_pin_that_loses_its_certainty_has_not_recovered() {
+    let mut w = world(Sees::Prefill);
+    w.metadata(ROOM, &decode(0), &prefill(0));
+    w.to(11_500);
+    assert!(w.last(ROOM).pinned());
+    w.lossy(&decode(0), &prefill(0), Direction::Received);
+    w.to(13_000);
+    assert_eq!(w.names(ROOM), ["room_pinned", "verdict_changed"]);
+    let s = w.last(ROOM);
+    assert_eq!(w.class(ROOM), Some(Class::Unknown));
+    assert!(!s.pinned() && !s.recovered && s.was_pinned);
+    assert!(w.table.gauges().pinned.is_empty());
+    // Its end is an end after all.
+    w.status(ROOM, &prefill(0), &decode(0), KvPoll::Success);
+    w.wait(2000);
+    assert_eq!(w.names(ROOM), ["room_pinned", "verdict_changed", "room_closed"]);
+    assert!(w.last(ROOM).recovered);
+}
+
+#[test]
 fn missing_bytes_of_another_peer_do_not_matter() {
     let mut w = world(Sees::Prefill);
     let mut far = decode(5);
@@ -936,6 +981,76 @@ fn missing_bytes_of_another_peer_do_not_matter() {
     w.to(12_000);
     assert_eq!(w.class(1), Some(Class::Unknown));
     assert!(w.last(ROOM).pinned());
+}
+
+#[test]
+fn missing_bytes_of_another_rank_at_the_same_address_do_not_matter() {
+    for sees in [Sees::Prefill, Sees::Decode] {
+        let direction = if sees == Sees::Prefill { Direction::Received } else { Direction::Sent };
+        let mut w = world(sees);
+        w.register(&decode(1), &prefill(0));
+        w.metadata(1, &decode(1), &prefill(0));
+        w.metadata(ROOM, &decode(0), &prefill(0));
+        w.wait(1000);
+        w.lossy(&decode(1), &prefill(0), direction);
+        w.to(12_000);
+        assert_eq!(w.class(1), Some(Class::Unknown));
+        assert!(w.last(ROOM).pinned());
+    }
+}
+
+#[test]
+fn missing_bytes_of_a_connection_without_messages_touch_only_what_was_not_heard_of() {
+    let host = decode(0).endpoint.ip().to_string();
+    let mut w = world(Sees::Prefill);
+    w.metadata(ROOM, &decode(0), &prefill(0));
+    w.wait(1000);
+    // More than are remembered.
+    for port in 1..6000 {
+        w.lossy_stranger(&host, port, &prefill(0));
+        w.lossy_stranger(&format!("10.1.{}.{}", port / 250, port % 250), port, &prefill(0));
+    }
+    w.to(12_000);
+    assert!(w.last(ROOM).pinned(), "its METADATA came on another connection");
+    // Decode waits for its first word from prefill, which can have been on that one.
+    let mut w = world(Sees::Decode);
+    w.metadata(ROOM, &decode(0), &prefill(0));
+    w.wait(1000);
+    w.lossy_stranger(&prefill(0).endpoint.ip().to_string(), 9, &decode(0));
+    w.to(12_000);
+    assert_eq!(w.class(ROOM), Some(Class::Unknown));
+}
+
+#[test]
+fn missing_bytes_of_a_connection_that_turns_out_to_be_the_ranks_own_make_it_unknown() {
+    for named in [false, true] {
+        let mut w = world(Sees::Prefill);
+        w.metadata(ROOM, &decode(0), &prefill(0));
+        w.wait(1000);
+        // The same rank by another socket.
+        let again = Rank { pid: 7777, ..decode(0) };
+        w.state(&again, &prefill(0), Direction::Received, TcpState::SynRecv, TcpState::Established, 0);
+        w.lossy(&again, &prefill(0), Direction::Received);
+        if named {
+            w.register(&again, &prefill(0));
+        }
+        w.to(12_000);
+        assert_eq!(w.class(ROOM) == Some(Class::Unknown), named);
+    }
+}
+
+#[test]
+fn missing_bytes_of_a_rank_whose_metadata_is_awaited_make_it_unknown() {
+    let d: Vec<_> = (0..2).map(|n| decode_of(n, 2)).collect();
+    let mut w = World::new(Sees::Prefill);
+    for rank in &d {
+        w.register(rank, &prefill(0));
+    }
+    w.metadata(ROOM, &d[0], &prefill(0));
+    w.wait(100);
+    w.lossy(&d[1], &prefill(0), Direction::Received);
+    w.to(12_000);
+    assert_eq!(w.class(ROOM), Some(Class::Unknown));
 }
 
 #[test]

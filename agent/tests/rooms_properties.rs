@@ -108,11 +108,13 @@ fn events_are_sane(out: &[Event]) {
             }
             Event::VerdictChanged(_) => {
                 let unknown = s.verdict.as_ref().is_some_and(|v| v.class == Class::Unknown);
-                assert!(if was { s.pinned() } else { unknown });
-                Some(was)
+                assert!(unknown || (was && s.pinned()));
+                assert!(!s.recovered);
+                Some(s.pinned())
             }
             Event::Recovered(_) => {
-                assert!(was && !s.pinned() && s.closed_at.is_none());
+                assert!(was && !s.pinned() && s.closed_at.is_none() && s.recovered);
+                assert!(s.verdict.as_ref().is_none_or(|v| v.class != Class::Unknown));
                 Some(false)
             }
             Event::Closed(_) => {

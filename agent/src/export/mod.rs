@@ -105,7 +105,7 @@ impl RoomEvent {
     /// Whether it speaks of a room that is or was pinned: delivered first, dropped last.
     fn flagged(&self) -> bool {
         let s = self.event.snapshot();
-        s.recovered || s.verdict.as_ref().is_some_and(|v| v.class.pins())
+        s.was_pinned || s.verdict.as_ref().is_some_and(|v| v.class.pins())
     }
 }
 

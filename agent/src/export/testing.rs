@@ -76,6 +76,7 @@ pub(crate) fn room(number: u64) -> RoomSnapshot {
         messages_dropped: 0,
         verdict: None,
         recovered: false,
+        was_pinned: false,
         group_size: 1,
     }
 }
@@ -166,6 +167,7 @@ pub(crate) fn life(number: u64) -> [Event; 3] {
     end.at = Mono(20 * SECOND);
     end.closed_at = Some(Mono(20 * SECOND));
     end.recovered = true;
+    end.was_pinned = true;
     [Event::Pinned(pinned(number)), Event::VerdictChanged(changed), Event::Closed(end)]
 }
 

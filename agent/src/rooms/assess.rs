@@ -4,7 +4,9 @@
 //! [`RoomTable::assess`] runs when something is due and may collect facts and judge.
 
 use crate::event::{Mono, SECOND};
+use crate::rooms::messages::heard;
 use crate::rooms::model::{Completeness, Event, Outcome, Phase, Role};
+use crate::rooms::peers::Heard;
 use crate::rooms::room::{Delivery, Link, Progress, Room};
 use crate::rooms::table::{RoomTable, does_not_age};
 use crate::sglang::message::{KvPoll, Release};
@@ -274,6 +276,10 @@ impl RoomTable {
         match (was, is) {
             (false, true) => out.push(Event::Pinned(self.snapshot_of(room, now))),
             (true, true) if changed => out.push(Event::VerdictChanged(self.snapshot_of(room, now))),
+            // Only certainty was lost: the room may hang as before.
+            (true, false) if unknown(room.judgement.as_deref()) => {
+                out.push(Event::VerdictChanged(self.snapshot_of(room, now)));
+            }
             (true, false) => out.push(Event::Recovered(self.snapshot_of(room, now))),
             (false, false) if puzzling => out.push(Event::VerdictChanged(self.snapshot_of(room, now))),
             _ => {}
@@ -298,8 +304,36 @@ impl RoomTable {
 
     pub(crate) fn is_lossy(&self, room: &Room) -> bool {
         let (prefill, decode) = room.home;
-        self.peers.lossy_since(prefill, decode, room.opened_at)
-            || room.links.iter().any(|l| self.peers.lossy_since(l.prefill, l.decode, room.opened_at))
+        let since = room.opened_at;
+        // Decode opens a room; what opens one as prefill's leaves `prefill` unnamed.
+        let said = room.computed_at.is_some()
+            || room.abort.is_some_and(|a| a.acknowledged.is_some())
+            || room.links.iter().any(|l| (l.prefill, l.decode) == room.home && heard(l).prefill);
+        let home = Heard { prefill: said, decode: true };
+        self.peers.lossy_since(prefill, decode, home, since)
+            || room.links.iter().any(|l| self.peers.lossy_since(l.prefill, l.decode, heard(l), since))
+            || self.awaited_is_lossy(room)
+    }
+
+    /// Whether METADATA that a prefill rank still waits for may have come in bytes that were missed.
+    fn awaited_is_lossy(&self, room: &Room) -> bool {
+        let asked = |prefill| room.links.iter().filter(move |l| l.prefill == prefill);
+        room.links.iter().any(|l| {
+            let missing = (l.required as usize).saturating_sub(asked(l.prefill).count());
+            let loss = self.peers.get(l.prefill).and_then(|e| e.missed);
+            if missing == 0 || loss.is_none_or(|at| at < room.opened_at) {
+                return false;
+            }
+            let registered = self.peers.prefill(l.prefill).map_or(&[][..], |p| &p.registered);
+            let Some(asker) = registered.iter().find(|r| r.session == l.session) else { return true };
+            let absent: Vec<_> = registered
+                .iter()
+                .filter(|r| r.tp_size == asker.tp_size && asked(l.prefill).all(|l| l.session != r.session))
+                .collect();
+            // A rank that has not introduced itself can be at any address.
+            absent.len() < missing
+                || absent.iter().any(|r| self.peers.missed(l.prefill, r.decode, true, room.opened_at))
+        })
     }
 
     /// An ABORT that found an entry, or a tombstone (`prefill_complete`), needs no answer: the room is over

@@ -31,6 +31,20 @@ pub(crate) struct Awaited {
     pub(crate) link: u16,
 }
 
+/// Whose messages a connection has carried.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Carried {
+    /// None was ever decoded: it may be anyone's.
+    #[default]
+    Nothing,
+    /// A rank's that no message has named yet.
+    Unnamed,
+    /// This rank's.
+    Rank(EndpointId),
+    /// More than one rank's: bytes of it can be either's.
+    Several,
+}
+
 /// One end of one connection.
 #[derive(Debug)]
 pub(crate) struct Known {
@@ -45,6 +59,9 @@ pub(crate) struct Known {
     pub(crate) pair: PairId,
     pub(crate) backend: Option<Backend>,
     pub(crate) releases: Option<Releases>,
+    pub(crate) carried: Carried,
+    /// When bytes were last missed while nothing was known of whose they were.
+    pub(crate) missed: Option<Mono>,
     pub(crate) live: bool,
     /// An ABORT with a generation was seen: one without means that no METADATA was sent.
     pub(crate) generations: bool,
@@ -68,6 +85,16 @@ impl Known {
         let value = reference.saturating_add_signed(i64::from(delta));
         self.reference = Some(reference.max(value));
         value
+    }
+
+    /// Notes that a message named the rank at the connecting side.
+    pub(crate) fn carries(&mut self, rank: EndpointId) {
+        self.carried = match self.carried {
+            Carried::Nothing if rank == NONE => Carried::Unnamed,
+            Carried::Nothing | Carried::Unnamed if rank != NONE => Carried::Rank(rank),
+            Carried::Rank(known) if rank != NONE && rank != known => Carried::Several,
+            known => known,
+        };
     }
 
     /// Remembers a sent message. Returns whether the oldest had to be forgotten.
@@ -140,6 +167,8 @@ impl Connections {
             pair: NONE,
             backend: None,
             releases: None,
+            carried: Carried::Nothing,
+            missed: None,
             live: true,
             generations: false,
             una: None,
@@ -161,6 +190,11 @@ impl Connections {
         let id = self.by_socket.remove(&socket)?;
         self.free.push(id);
         self.slots.get_mut(id as usize)?.take()
+    }
+
+    /// Whether connections that carry messages may not be followed for lack of space.
+    pub(crate) fn is_full(&self) -> bool {
+        self.by_socket.len() >= self.max
     }
 
     pub(crate) fn len(&self) -> usize {

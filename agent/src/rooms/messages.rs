@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use crate::event::{Direction, Mono};
 use crate::rooms::connections::{Awaited, ConnectionId};
 use crate::rooms::model::{Completeness, Connection, Event, Outcome, Role};
-use crate::rooms::peers::{EndpointId, NONE, PairId, SessionId};
+use crate::rooms::peers::{EndpointId, Heard, NONE, PairId, SessionId};
 use crate::rooms::room::{Abort, Delivery, Link, MAX_LINKS, Mark, Room};
 use crate::rooms::table::RoomTable;
 use crate::sglang::message::{
@@ -96,6 +96,15 @@ impl RoomTable {
             Message::ChunkReady(m) => self.passing(seen, m.room, out),
             Message::Watermark(_) => {}
         }
+        if let Some(k) = self.connections.get_mut(known) {
+            // What the message did not name, none has.
+            k.carries(NONE);
+        }
+        let other = match direction {
+            Direction::Sent => connection.addresses.local.ip(),
+            Direction::Received => connection.addresses.peer.ip(),
+        };
+        self.own_up(known, other);
     }
 
     /// The endpoint that a message went to; the connection is followed from now on.
@@ -147,6 +156,7 @@ impl RoomTable {
         pair: PairId,
     ) {
         let Some(k) = self.connections.get_mut(seen.known) else { return };
+        k.carries(origin);
         k.session = session;
         k.pair = pair;
         if k.origin == origin || origin == NONE {
@@ -340,7 +350,7 @@ impl RoomTable {
         };
         let Some(before) = again else { return false };
         let unseen = !success_on_wire(room.backend, room.releases)
-            || self.peers.lossy_since(seen.target, decode, room.opened_at);
+            || self.peers.lossy_since(seen.target, decode, heard(link), room.opened_at);
         unseen && (link.aux != m.aux_index || seen.at.since(before) > RACE)
     }
 
@@ -362,6 +372,7 @@ impl RoomTable {
         let decode = self.decode_endpoint(&seen, m.ip, m.port);
         let known = self.connections.get_mut(seen.known);
         let generations = known.is_some_and(|k| {
+            k.carries(decode);
             k.generations |= m.generation.is_some();
             k.generations
         });
@@ -421,7 +432,8 @@ impl RoomTable {
         let reach = self.config.reach();
         let recent = |at: Option<Mono>| at.is_some_and(|at| seen.at.since(at) < reach);
         let older = maybe_older(seen, reach);
-        if self.peers.lossy_since(seen.target, decode, Mono(seen.at.0.saturating_sub(reach))) {
+        let nothing = Heard { prefill: false, decode: false };
+        if self.peers.lossy_since(seen.target, decode, nothing, Mono(seen.at.0.saturating_sub(reach))) {
             return Some(Completeness::Lossy);
         }
         if m.generation.is_some() {
@@ -437,6 +449,9 @@ impl RoomTable {
 
     fn bootstrap(&mut self, seen: Seen<'_>, m: RoomFrom, out: &mut Vec<Event>) {
         let decode = self.decode_endpoint(&seen, m.ip, m.port);
+        if let Some(k) = self.connections.get_mut(seen.known) {
+            k.carries(decode);
+        }
         if let Some(p) = self.peers.prefill_mut(seen.target) {
             p.prefill_complete = true;
         }
@@ -571,6 +586,11 @@ impl RoomTable {
             self.tally.turned_away.marks += 1;
         }
     }
+}
+
+/// Which sides of a link have been heard of.
+pub(crate) fn heard(l: &Link) -> Heard {
+    Heard { prefill: l.told.is_some() || l.heard.is_some(), decode: l.sent.is_some() || l.received.is_some() }
 }
 
 fn same(l: &Link, prefill: EndpointId, decode: EndpointId, session: SessionId) -> bool {

@@ -278,6 +278,8 @@ pub struct RoomSnapshot {
     pub verdict: Option<Verdict>,
     /// It was pinned before and ended or moved on after all.
     pub recovered: bool,
+    /// It is pinned or was before.
+    pub was_pinned: bool,
     /// Rooms pinned for the same cause, itself included (1 without a verdict).
     pub group_size: u32,
 }
@@ -294,9 +296,10 @@ impl RoomSnapshot {
 pub enum Event {
     /// A room is pinned.
     Pinned(RoomSnapshot),
-    /// The verdict of a room changed (class, confidence or debtor).
+    /// The verdict of a room changed (class, confidence or debtor). To `unknown` it is pinned no longer: what
+    /// the pin rested on has a hole.
     VerdictChanged(RoomSnapshot),
-    /// A pinned room moved on without ending.
+    /// A pinned room has not ended, but nothing of it is overdue any more, or it is no pin after all.
     Recovered(RoomSnapshot),
     /// A room ended (`recovered` says whether it was pinned before).
     Closed(RoomSnapshot),

@@ -33,6 +33,25 @@ const MAX_LOSSY: usize = 4096;
 /// Longest session name kept, in bytes (longest seen: a mori engine key of about 80).
 const MAX_SESSION_LEN: usize = 256;
 
+/// Whose bytes are missing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Source {
+    /// This rank's.
+    Rank(EndpointId),
+    /// Those of some rank at this address.
+    Host(IpAddr),
+    /// Those of someone at this address, on a connection that has carried no message.
+    Stranger(IpAddr),
+}
+
+/// Which of two ranks the other's messages of a room have come from. A connection without any message is none
+/// of a rank that has been heard on another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Heard {
+    pub(crate) prefill: bool,
+    pub(crate) decode: bool,
+}
+
 /// A message or bytes that no rank sends, on a rank's port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ForeignMark {
@@ -142,8 +161,23 @@ pub(crate) struct Endpoint {
     /// Its number, where a message named it (decode: tensor-parallel rank; prefill: rank of STATUS).
     pub(crate) rank: Option<u32>,
     pub(crate) foreign: Option<ForeignMark>,
+    /// When bytes to it were last missed, on any connection.
+    pub(crate) missed: Option<Mono>,
+    /// The same where it could not be remembered whose they were.
+    pub(crate) missed_of_any: Option<Mono>,
+    /// The same on connections without any message.
+    pub(crate) missed_of_strangers: Option<Mono>,
     /// Once a room was asked of it.
     pub(crate) prefill: Option<Box<PrefillRank>>,
+}
+
+impl Endpoint {
+    /// Whether the foreign bytes noted may be why rooms go unanswered: then later ones are not the cause.
+    pub(crate) fn suspects_foreign(&self) -> bool {
+        let (Some(mark), Some(p)) = (self.foreign, self.prefill.as_deref()) else { return false };
+        let alive = p.answers.last.max(p.acknowledged_abort);
+        p.answers.silent() > 0 && alive.is_none_or(|at| mark.at >= at)
+    }
 }
 
 /// A prefill rank and a session.
@@ -168,8 +202,10 @@ pub(crate) struct Peers {
     names: Vec<Box<str>>,
     by_pair: HashMap<(EndpointId, SessionId), PairId>,
     pairs: Vec<Pair>,
-    /// (listening endpoint, address of the other side) → when bytes were last found missing.
-    lossy: HashMap<(EndpointId, IpAddr), Mono>,
+    /// (listening endpoint, whose bytes) → when they were last found missing.
+    lossy: HashMap<(EndpointId, Source), Mono>,
+    /// The same of connections without any message, apart so that they never crowd the others out.
+    strange: HashMap<(EndpointId, Source), Mono>,
     /// When bytes were missed that fit nowhere else.
     lossy_elsewhere: Option<Mono>,
 }
@@ -201,6 +237,9 @@ impl Peers {
             task: None,
             rank: None,
             foreign: None,
+            missed: None,
+            missed_of_any: None,
+            missed_of_strangers: None,
             prefill: None,
         });
         self.by_address.insert(key, id);
@@ -336,25 +375,53 @@ impl Peers {
         }
     }
 
-    /// Notes missing bytes on a connection to `target` from `other`.
-    pub(crate) fn lose(&mut self, target: EndpointId, other: IpAddr, at: Mono) {
-        if self.lossy.len() >= MAX_LOSSY && !self.lossy.contains_key(&(target, other)) {
+    /// Notes missing bytes on a connection to `target`.
+    pub(crate) fn lose(&mut self, target: EndpointId, source: Source, at: Mono) {
+        if let Some(e) = self.get_mut(target) {
+            e.missed = Some(at);
+        }
+        let stranger = matches!(source, Source::Stranger(_));
+        let map = if stranger { &mut self.strange } else { &mut self.lossy };
+        if map.len() < MAX_LOSSY || map.contains_key(&(target, source)) {
+            map.insert((target, source), at);
+        } else if let Some(e) = self.get_mut(target) {
+            *(if stranger { &mut e.missed_of_strangers } else { &mut e.missed_of_any }) = Some(at);
+        } else if !stranger {
             self.lossy_elsewhere = Some(at);
-        } else {
-            self.lossy.insert((target, other), at);
         }
     }
 
+    /// Whether bytes from `other` to `target` were found missing at or after `since`. `heard`: messages from
+    /// `other` have come, so that connections without any are not its.
+    pub(crate) fn missed(&self, target: EndpointId, other: EndpointId, heard: bool, since: Mono) -> bool {
+        let late = |at: Option<Mono>| at.is_some_and(|at| at >= since);
+        let at = |map: &HashMap<_, Mono>, source| map.get(&(target, source)).copied();
+        let ip = self.address(other).map(|a| a.ip());
+        let e = self.get(target);
+        late(e.and_then(|e| e.missed_of_any))
+            || late(at(&self.lossy, Source::Rank(other)))
+            || late(ip.and_then(|ip| at(&self.lossy, Source::Host(ip))))
+            || (!heard
+                && (late(e.and_then(|e| e.missed_of_strangers))
+                    || late(ip.and_then(|ip| at(&self.strange, Source::Stranger(ip))))))
+    }
+
     /// Whether bytes between these two ranks, in either direction, were found missing at or after `since`.
-    pub(crate) fn lossy_since(&self, prefill: EndpointId, decode: EndpointId, since: Mono) -> bool {
-        let hit = |target: EndpointId, other: EndpointId| {
-            let ip = self.address(other).map(|a| a.ip());
-            ip.and_then(|ip| self.lossy.get(&(target, ip))).is_some_and(|at| *at >= since)
-        };
+    pub(crate) fn lossy_since(
+        &self,
+        prefill: EndpointId,
+        decode: EndpointId,
+        heard: Heard,
+        since: Mono,
+    ) -> bool {
         if self.lossy_elsewhere.is_some_and(|at| at >= since) {
             return true;
         }
-        !self.lossy.is_empty() && (hit(prefill, decode) || hit(decode, prefill))
+        if self.lossy.is_empty() && self.strange.is_empty() {
+            return false;
+        }
+        self.missed(prefill, decode, heard.decode, since)
+            || self.missed(decode, prefill, heard.prefill, since)
     }
 
     /// A connection that belongs to an endpoint opened.

@@ -7,7 +7,7 @@ use crate::rooms::room::{Link, Mark, Progress, Room};
 use crate::rooms::table::RoomTable;
 use crate::sglang::message::KvPoll;
 use crate::verdict::explain::explain;
-use crate::verdict::model::Verdict;
+use crate::verdict::model::{Class, Verdict};
 
 const NOWHERE: std::net::SocketAddr =
     std::net::SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED), 0);
@@ -33,6 +33,7 @@ impl RoomTable {
             messages_dropped: room.marks_dropped,
             verdict,
             recovered: recovered(room),
+            was_pinned: room.was_pinned,
             group_size,
         }
     }
@@ -153,7 +154,8 @@ fn link_state(l: &Link, role: Role, p: &Progress) -> KvPoll {
 fn recovered(room: &Room) -> bool {
     let ended = match room.closed {
         Some((_, outcome)) => outcome != Outcome::Unknown,
-        None => !room.pinned(),
+        // Without bytes to tell by, it may hang as before.
+        None => room.judgement.as_ref().is_none_or(|j| !j.class.pins() && j.class != Class::Unknown),
     };
     room.was_pinned && ended
 }

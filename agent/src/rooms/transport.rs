@@ -2,10 +2,12 @@
 //!
 //! Pure. A connection that nobody named in a message is none of ours and is not followed.
 
+use std::net::IpAddr;
+
 use crate::event::{Direction, Mono, Sequence, SocketId, StateChange, TcpState};
-use crate::rooms::connections::Awaited;
+use crate::rooms::connections::{Awaited, Carried, ConnectionId};
 use crate::rooms::model::{Connection, Event};
-use crate::rooms::peers::{EndpointId, ForeignMark, NONE};
+use crate::rooms::peers::{EndpointId, ForeignMark, NONE, Source};
 use crate::rooms::room::Delivery;
 use crate::rooms::table::RoomTable;
 use crate::sglang::message::Kind;
@@ -150,14 +152,45 @@ impl RoomTable {
         let Some(target) = self.listening(c, direction) else { return };
         let listens_here = self.peers.address(target) == Some(c.addresses.local);
         let other = if listens_here { c.addresses.peer } else { c.addresses.local };
-        self.peers.lose(target, other.ip(), at);
+        let known = self.connections.find(c.socket);
+        let full = self.connections.is_full();
+        let source = match self.connections.get_mut(known) {
+            Some(k) if k.carried == Carried::Nothing => {
+                k.missed = Some(at);
+                Source::Stranger(other.ip())
+            }
+            Some(k) => source(k.carried, other.ip()),
+            None if full => Source::Host(other.ip()),
+            None => Source::Stranger(other.ip()),
+        };
+        self.peers.lose(target, source, at);
+    }
+
+    /// A message came on a connection: bytes missed of it before, when it could have been anyone's, were that
+    /// rank's.
+    pub(crate) fn own_up(&mut self, known: ConnectionId, other: IpAddr) {
+        let Some(k) = self.connections.get_mut(known) else { return };
+        if let Some(at) = k.missed.take() {
+            let (target, source) = (k.target, source(k.carried, other));
+            self.peers.lose(target, source, at);
+        }
     }
 
     pub(crate) fn foreign(&mut self, at: Mono, c: &Connection, direction: Direction, frames: u16) {
         let Some(target) = self.listening(c, direction) else { return };
         let peer = if direction == Direction::Received { c.addresses.peer } else { c.addresses.local };
-        if let Some(e) = self.peers.get_mut(target) {
+        if let Some(e) = self.peers.get_mut(target)
+            && !e.suspects_foreign()
+        {
             e.foreign = Some(ForeignMark { at, peer, frames });
         }
+    }
+}
+
+/// Whose bytes a connection from `other` has lost that has carried messages.
+const fn source(carried: Carried, other: IpAddr) -> Source {
+    match carried {
+        Carried::Rank(rank) => Source::Rank(rank),
+        Carried::Nothing | Carried::Unnamed | Carried::Several => Source::Host(other),
     }
 }

@@ -337,8 +337,12 @@ impl World {
     }
 
     pub fn foreign(&mut self, p: &Rank) {
+        self.foreign_from("10.9.9.9:5555", p);
+    }
+
+    pub fn foreign_from(&mut self, peer: &str, p: &Rank) {
         let mut connection = self.end(&decode(99), p, Direction::Received);
-        connection.addresses.peer = "10.9.9.9:5555".parse().unwrap();
+        connection.addresses.peer = peer.parse().unwrap();
         let at = Mono(self.now);
         let direction = Direction::Received;
         self.input(&Input::Foreign { at, connection, direction, frames: 2, first_len: 4 });
@@ -347,6 +351,20 @@ impl World {
     pub fn lossy(&mut self, from: &Rank, to: &Rank, direction: Direction) {
         let connection = self.end(from, to, direction);
         let at = Mono(self.now);
+        self.input(&Input::Lossy { at, connection, direction, bytes: 100 });
+    }
+
+    /// Bytes missing on a connection from `host` to `to` that nobody has said anything on.
+    pub fn lossy_stranger(&mut self, host: &str, port: u16, to: &Rank) {
+        let connection = Connection {
+            socket: SocketId(1_000_000 + u64::from(port)),
+            addresses: Addresses { local: to.endpoint, peer: SocketAddr::new(host.parse().unwrap(), port) },
+            netns: 1,
+            task: Some(Self::task(to)),
+            preexisting: false,
+            since: Mono(self.now),
+        };
+        let (at, direction) = (Mono(self.now), Direction::Received);
         self.input(&Input::Lossy { at, connection, direction, bytes: 100 });
     }
 

@@ -9,7 +9,7 @@ use opentelemetry_sdk::logs::{SdkLogRecord, SdkLogger, SdkLoggerProvider};
 use super::resource::ProcessKey;
 use super::spans::{Tracer, process, summary, text};
 use crate::export::RoomEvent;
-use crate::rooms::model::{Event, RoomSnapshot};
+use crate::rooms::model::{Event, Outcome, RoomSnapshot};
 use crate::verdict::model::Confidence;
 
 /// Lines of evidence and actions in a record.
@@ -76,15 +76,26 @@ fn severity(event: &Event) -> (Severity, &'static str) {
 
 fn body(event: &Event) -> String {
     match event {
+        Event::VerdictChanged(r) if !r.pinned() => {
+            format!("room {} is pinned no longer, and whether it still hangs is not known", r.room)
+        }
         Event::Pinned(r) | Event::VerdictChanged(r) => summary(r),
-        Event::Recovered(r) => format!("room {} moved on after it was pinned", r.room),
+        Event::Recovered(r) => match &r.verdict {
+            Some(v) => format!("room {} is pinned no longer: {}", r.room, v.class.label()),
+            None => format!("room {} is pinned no longer: nothing of it is overdue", r.room),
+        },
         Event::Closed(r) => ended(r),
     }
 }
 
 fn ended(r: &RoomSnapshot) -> String {
-    let how = r.outcome.map_or("unknown", |o| o.label());
-    format!("room {} ended ({how}) after it was pinned", r.room)
+    match r.outcome {
+        Some(o) if o != Outcome::Unknown => {
+            format!("room {} ended ({}) after it was pinned", r.room, o.label())
+        }
+        // A timer or a number used again says that it is over, not how.
+        _ => format!("room {} was pinned and is followed no longer; how it ended was not seen", r.room),
+    }
 }
 
 fn list<'a>(lines: impl Iterator<Item = &'a str>) -> AnyValue {
@@ -122,6 +133,7 @@ mod tests {
     use crate::export::clock::Clock;
     use crate::export::testing::{EPOCH, closed, identity, life, pinned};
     use crate::export::trace_id::trace_id;
+    use crate::verdict::model::Class;
     use opentelemetry_proto::tonic::collector::logs::v1::ExportLogsServiceRequest;
     use opentelemetry_proto::transform::common::tonic::ResourceAttributesWithSchema;
     use opentelemetry_proto::transform::logs::tonic::group_logs_by_resource_and_scope;
@@ -149,6 +161,26 @@ mod tests {
         let mut r = pinned(7);
         r.verdict.as_mut().unwrap().confidence = Confidence::Possible;
         assert_eq!(record(Event::Pinned(r)).unwrap().severity_number(), Some(Severity::Warn));
+    }
+
+    #[test]
+    fn a_pin_that_lost_its_certainty_is_told_as_that_and_not_as_recovered() {
+        let said = |event| match record(event).unwrap().body().unwrap() {
+            AnyValue::String(s) => s.as_str().to_owned(),
+            other => format!("{other:?}"),
+        };
+        let mut r = pinned(7);
+        r.was_pinned = true;
+        r.verdict.as_mut().unwrap().class = Class::Unknown;
+        assert!(said(Event::VerdictChanged(r.clone())).ends_with("is not known"));
+        r.verdict.as_mut().unwrap().class = Class::Queued;
+        assert!(said(Event::Recovered(r.clone())).ends_with("pinned no longer: queued"));
+        r.verdict = None;
+        assert!(said(Event::Recovered(r)).ends_with("nothing of it is overdue"));
+        let mut end = closed(7);
+        end.was_pinned = true;
+        end.outcome = Some(Outcome::Unknown);
+        assert!(said(Event::Closed(end)).ends_with("was not seen"));
     }
 
     #[test]
