@@ -3,8 +3,6 @@
 //! Pure data and arithmetic on it. A room holds numbers instead of names ([`crate::rooms::peers`]) and at most
 //! [`MAX_LINKS`] links and [`MAX_MARKS`] marks.
 
-use arrayvec::ArrayVec;
-
 use crate::event::{Direction, Mono, SocketId};
 use crate::rooms::model::{Completeness, Outcome, Phase, Role};
 use crate::rooms::peers::{EndpointId, NONE, PairId, SessionId};
@@ -59,7 +57,7 @@ pub(crate) enum Delivery {
 }
 
 /// One prefill rank and one decode rank of a room: made by METADATA.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Link {
     pub(crate) prefill: EndpointId,
     pub(crate) decode: EndpointId,
@@ -159,7 +157,8 @@ pub(crate) struct Room {
     pub(crate) failed_inside: Option<Mono>,
     /// `STAGING_REQ` without `STAGING_RSP`.
     pub(crate) staging_wait: Option<Mono>,
-    pub(crate) marks: ArrayVec<Mark, MAX_MARKS>,
+    /// At most [`MAX_MARKS`].
+    pub(crate) marks: Vec<Mark>,
     pub(crate) marks_dropped: u32,
     pub(crate) judgement: Option<Box<Judgement>>,
     pub(crate) was_pinned: bool,
@@ -207,7 +206,7 @@ impl Room {
             decode_gone: false,
             failed_inside: None,
             staging_wait: None,
-            marks: ArrayVec::new(),
+            marks: Vec::new(),
             marks_dropped: 0,
             judgement: None,
             was_pinned: false,
@@ -216,6 +215,22 @@ impl Room {
             previous: NONE,
             next: NONE,
         }
+    }
+
+    /// Makes this the memory of a new room.
+    pub(crate) fn begin(&mut self, room: u64, incarnation: u32, at: Mono, home: (EndpointId, EndpointId)) {
+        let (mut links, mut marks) = (std::mem::take(&mut self.links), std::mem::take(&mut self.marks));
+        links.clear();
+        marks.clear();
+        *self = Self { links, marks, ..Self::new(room, incarnation, at, home) };
+    }
+
+    /// Becomes a copy of `other`, in its own memory.
+    pub(crate) fn take_over(&mut self, other: &mut Self) {
+        let (mut links, mut marks) = (std::mem::take(&mut self.links), std::mem::take(&mut self.marks));
+        links.clone_from(&other.links);
+        marks.clone_from(&other.marks);
+        *self = Self { links, marks, judgement: other.judgement.take(), ..*other };
     }
 
     pub(crate) const fn has(&self, role: Role) -> bool {
@@ -231,12 +246,16 @@ impl Room {
 
     /// Adds a mark; from the middle of the time line one is dropped when it is full. Returns whether so.
     pub(crate) fn mark(&mut self, mark: Mark) -> bool {
-        let full = self.marks.is_full();
+        let full = self.marks.len() >= MAX_MARKS;
         if full {
             self.marks.remove(MAX_MARKS / 2);
             self.marks_dropped = self.marks_dropped.saturating_add(1);
         }
         self.marks.push(mark);
+        if mark.kind == Kind::Metadata {
+            // Its answer finds a place without any allocation.
+            self.marks.reserve_exact(self.marks.len().min(MAX_MARKS - self.marks.len()));
+        }
         full
     }
 

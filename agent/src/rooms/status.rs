@@ -8,7 +8,7 @@ use crate::rooms::messages::{Seen, maybe_older};
 use crate::rooms::model::{Completeness, Event, Role};
 use crate::rooms::peers::{Concluded, EndpointId, NONE};
 use crate::rooms::room::{Link, MAX_LINKS, Told};
-use crate::rooms::table::RoomTable;
+use crate::rooms::table::{RoomTable, next_life};
 use crate::sglang::message::{Backend, KvPoll, Status};
 
 impl RoomTable {
@@ -84,7 +84,7 @@ impl RoomTable {
             self.tally.turned_away.orphans += 1;
             return None;
         }
-        let life = self.next_life(m.room);
+        let life = next_life(self.numbers.tomb(m.room));
         let slot = self.open_room(m.room, life, seen.at, (NONE, seen.target), out)?;
         let (backend, releases) = self.learn_backend(seen, NONE);
         let room = self.rooms.get_mut(slot)?;

@@ -386,7 +386,7 @@ impl World {
     /// The first pin of a room: seconds since the start, verdict.
     pub fn pin(&self, room: u64) -> Option<(f64, &Verdict)> {
         self.events(room).iter().find_map(|e| match e {
-            Event::Pinned(s) => Some(((s.at.0 - START) as f64 / 1e9, s.verdict.as_ref().unwrap())),
+            Event::Pinned(s) => Some(((s.at.0 - START) as f64 / 1e9, s.verdict.as_deref().unwrap())),
             _ => None,
         })
     }
@@ -403,7 +403,7 @@ impl World {
     }
 
     pub fn verdict(&self, room: u64) -> Verdict {
-        self.last(room).verdict.unwrap_or_else(|| panic!("room {room} has no verdict"))
+        *self.last(room).verdict.unwrap_or_else(|| panic!("room {room} has no verdict"))
     }
 
     pub fn class(&self, room: u64) -> Option<Class> {
