@@ -217,6 +217,11 @@ impl World {
             extra_frames: 0,
             message,
         };
+        self.deliver(from, to, &decoded, arrives);
+    }
+
+    /// A message as the decoder hands it on.
+    pub fn deliver(&mut self, from: &Rank, to: &Rank, decoded: &Decoded<'_>, arrives: bool) {
         let sent = self.end(from, to, Direction::Sent);
         let end = {
             let place = self.sockets.get_mut(&(from.clone(), to.clone())).unwrap();
@@ -225,20 +230,14 @@ impl World {
         };
         if self.visible(from.role) {
             let at = Mono(self.now);
-            self.input(&Input::Message {
-                at,
-                connection: sent,
-                direction: Direction::Sent,
-                end,
-                decoded: &decoded,
-            });
+            self.input(&Input::Message { at, connection: sent, direction: Direction::Sent, end, decoded });
         }
         self.now += 100_000;
         if arrives && self.visible(to.role) {
             let connection = self.end(from, to, Direction::Received);
             let at = Mono(self.now);
             let direction = Direction::Received;
-            self.input(&Input::Message { at, connection, direction, end, decoded: &decoded });
+            self.input(&Input::Message { at, connection, direction, end, decoded });
         }
     }
 
