@@ -125,7 +125,7 @@ fn awaiting(f: &Facts) -> Vec<Candidate> {
 
 fn aborted(f: &Facts) -> Vec<Candidate> {
     let held: &'static [&'static str] =
-        if f.backend == Some(Backend::Mooncake) { &["M15"] } else { &["M17"] };
+        if matches!(f.backend, Some(Backend::Mooncake | Backend::Mori)) { &["M15"] } else { &["M17"] };
     let mut list = vec![
         reading(
             Class::NotApplicable,

@@ -154,7 +154,7 @@ pub(crate) fn judge(f: &Facts) -> Option<Judgement> {
     if let Some(j) = proven(f) {
         return Some(j);
     }
-    if !f.overdue() {
+    if !f.overdue() && !still_waits(f) {
         return None;
     }
     Some(not_a_pin(f).or_else(|| transport(f)).or_else(|| lost_peer(f)).unwrap_or_else(|| by_phase(f)))
@@ -210,6 +210,12 @@ pub(crate) fn maybe_ignored(f: &Facts) -> bool {
     f.phase == Phase::Abort
         && f.abort.is_some_and(|a| !a.before_metadata)
         && abort_effect(f.backend, f.releases) == AbortEffect::MayBeDropped
+}
+
+/// Such an ABORT ends no wait that was too long before it.
+fn still_waits(f: &Facts) -> bool {
+    let long = f.metadata_at.is_some_and(|at| f.now.since(at) >= f.threshold);
+    maybe_ignored(f) && (long || f.pinned_since.is_some())
 }
 
 /// Something in the way of the message.
