@@ -7,7 +7,9 @@ use std::net::IpAddr;
 
 use roomtrace::sglang::message::{Backend, Decoded, Endpoint, Message, Release};
 use roomtrace::sglang::{self, GRAMMAR};
-use roomtrace::zmtp::{BYTES_KEPT, Confidence, Decoder, Event, FrameMeta, Multipart, SocketType};
+use roomtrace::zmtp::{
+    BYTES_KEPT, Confidence, Decoder, Event, FrameMeta, Multipart, Recognition, SocketType,
+};
 use serde_json::Value;
 
 fn fixture(name: &str) -> Value {
@@ -262,6 +264,31 @@ fn indices_of_32_and_64_bits_are_told_apart_for_any_number_of_pages() {
                 assert_eq!(decoded.releases.max <= release("0.4.7"), !newer, "{pages}");
             });
         }
+    }
+}
+
+#[test]
+fn the_tail_of_a_message_proves_no_position() {
+    // A call can begin behind any frame of a message.
+    let mut messages: Vec<_> = messages().iter().map(|e| hexes(&e["frames_hex"])).collect();
+    // A mori engine key that ends in an IPv6 address reads like a session of mooncake, but for its brackets.
+    for (key, host) in
+        [("io-decode-dp0-tp1-pid42-fd00::1", "fd00::1"), ("io-decode-dp0-tp1-pid42-::1-a1b2", "::1")]
+    {
+        let index = 7u32.to_le_bytes();
+        let frames: [&[u8]; 9] =
+            [b"MoriMsgGuard", b"77", host.as_bytes(), b"41207", key.as_bytes(), &index, b"3", b"", b"1"];
+        messages.push(frames.map(<[u8]>::to_vec).to_vec());
+    }
+    for frames in messages {
+        for first in 1..frames.len() {
+            let found = with_parts(&frames[first..], |parts| (GRAMMAR.recognise)(parts));
+            // Without their first frame these are whole messages of older releases.
+            let older = first == 1
+                && (frames[0] == b"ABORT_ACK" || (frames[0] == b"NixlMsgGuard" && frames.len() == 10));
+            assert!(found <= Recognition::Weak || older, "{found:?}: {:?}", &frames[first..]);
+        }
+        assert!(with_parts(&frames, |parts| (GRAMMAR.recognise)(parts)) > Recognition::No, "{frames:?}");
     }
 }
 

@@ -275,7 +275,10 @@ fn abort_before_entry() {
         let v = m.w.pinned_in_time(ROOM, 0.0, 10.0);
         assert_eq!((v.class, v.confidence), (Class::AbortBeforeEntry, Confidence::Possible));
         assert_eq!(v.owed_by.unwrap().role, Some(Role::Prefill));
-        assert!(v.ends_by_itself.unwrap().timer.contains("BOOTSTRAP"), "mori has that timer in every release");
+        assert!(
+            v.ends_by_itself.unwrap().timer.contains("BOOTSTRAP"),
+            "mori has that timer in every release"
+        );
         assert!(v.candidates.iter().all(|c| !c.modes.contains(&"M17")), "that one is NIXL's");
     }
 }
@@ -559,8 +562,8 @@ fn indices_pointers_descriptors_and_auxiliary_bytes_never_leave_the_decoder() {
             m.healthy(ROOM, &d, &p);
             m.metadata(ROOM + 1, &d, &p);
             m.w.wait(60_000);
-            let seen =
-                format!("{}{:?}{:?}", m.decoded, m.w.out, [m.w.last(ROOM), m.w.last(ROOM + 1)]).to_lowercase();
+            let seen = format!("{}{:?}{:?}", m.decoded, m.w.out, [m.w.last(ROOM), m.w.last(ROOM + 1)])
+                .to_lowercase();
             assert!(seen.contains("io-decode-dp0") && seen.contains("auxdata"), "{seen}");
             let bytes = |b: &[u8]| format!("{b:?}").trim_matches(['[', ']']).to_owned();
             for secret in [
