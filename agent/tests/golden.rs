@@ -268,6 +268,35 @@ fn indices_of_32_and_64_bits_are_told_apart_for_any_number_of_pages() {
 }
 
 #[test]
+fn no_damage_to_a_frame_stops_the_decoder() {
+    // Whatever stands in a frame, or however little of it was kept, the rest of the message decides.
+    let damages: [fn(&[u8]) -> Vec<u8>; 7] = [
+        |_| Vec::new(),
+        |f| f[..f.len() / 2].to_vec(),
+        |f| [f, &[0]].concat(),
+        |f| f.iter().map(|b| !b).collect(),
+        |_| vec![0xdd; 4],
+        |_| vec![0xff; 300],
+        |_| b"18446744073709551615".to_vec(),
+    ];
+    for entry in messages() {
+        let frames = hexes(&entry["frames_hex"]);
+        for at in 0..frames.len() {
+            for damage in damages {
+                let mut frames = frames.clone();
+                frames[at] = damage(&frames[at]);
+                with_parts(&frames, |parts| {
+                    let _ = sglang::decode(parts);
+                    let _ = (GRAMMAR.recognise)(parts);
+                });
+                frames.remove(at);
+                with_parts(&frames, |parts| sglang::decode(parts).is_ok());
+            }
+        }
+    }
+}
+
+#[test]
 fn the_tail_of_a_message_proves_no_position() {
     // A call can begin behind any frame of a message.
     let mut messages: Vec<_> = messages().iter().map(|e| hexes(&e["frames_hex"])).collect();

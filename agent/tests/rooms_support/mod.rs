@@ -97,6 +97,10 @@ pub const NIXL_OLD: Layout =
 pub const MORI_OLD: Layout =
     Layout { backend: Backend::Mori, register: (r(5, 13), r(5, 18)), metadata: (r(5, 14), r(5, 18)) };
 
+/// Of these nothing tells whether an ABORT is dropped.
+pub const MORI_OPEN: Layout =
+    Layout { backend: Backend::Mori, register: (r(5, 13), r(5, 21)), metadata: (r(5, 14), r(5, 23)) };
+
 pub struct World {
     pub table: RoomTable,
     pub out: Vec<Event>,
