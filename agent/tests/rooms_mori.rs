@@ -1,7 +1,13 @@
 //! Life cycles of rooms on mori: frames as its releases send them, through the decoder and into the rooms.
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "tests")]
+#![allow(
+    clippy::many_single_char_names,
+    reason = "decode ranks, prefill ranks, worlds, as in the other tests"
+)]
 
 mod rooms_support;
+use std::fmt::Write as _;
+
 use rooms_support::*;
 use roomtrace::event::{Direction, TcpState};
 use roomtrace::rooms::Config;
@@ -29,6 +35,7 @@ const TEXT: &[u8] = b"NeverToBeSeen";
 
 type Frames = Vec<Vec<u8>>;
 
+#[allow(clippy::needless_pass_by_value, reason = "numbers")]
 fn text(n: impl ToString) -> Vec<u8> {
     n.to_string().into_bytes()
 }
@@ -169,7 +176,7 @@ impl Mori {
             let (min, max) = (decoded.releases.min, decoded.releases.max);
             assert!(min <= self.release && self.release <= max, "{decoded:?}");
         }
-        self.decoded.push_str(&format!("{decoded:?}\n"));
+        writeln!(self.decoded, "{decoded:?}").unwrap();
         self.w.deliver(from, to, &decoded, arrives);
     }
 
@@ -229,7 +236,7 @@ fn a_healthy_room_of_every_release_from_every_side() {
             assert!(releases.min <= release && release <= releases.max);
             let view = if sees == Sees::Decode { s.decode } else { s.prefill }.unwrap();
             assert_eq!((view.got, view.required), (1, Some(1)));
-            assert_eq!(view.sessions, [d.session.clone()]);
+            assert_eq!(view.sessions, [&*d.session]);
             let kinds: Vec<_> = s.messages.iter().map(|m| m.kind).collect();
             assert!(kinds.contains(&Kind::AuxData) && kinds.contains(&Kind::Status));
         }

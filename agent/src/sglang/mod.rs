@@ -98,10 +98,7 @@ const RANK_MAX: u32 = 4095;
 /// mooncake's with another kind of session, the last two frames of a STATUS are one whose room is a state. What is left is the tail of an ABORT_ACK,
 /// `room, rank, generation`, where a call begins just behind its tag.
 fn recognise(parts: &Multipart<'_>) -> Recognition {
-    let decoded = match decode(parts) {
-        Ok(decoded) => decoded,
-        Err(_) => return Recognition::No,
-    };
+    let Ok(decoded) = decode(parts) else { return Recognition::No };
     let guarded = matches!(whole(parts, 0), Some(NIXL_GUARD | MORI_GUARD));
     let proves = match decoded.message {
         Message::Metadata(_) | Message::Register(_) if guarded => return Recognition::Tagged,
