@@ -353,7 +353,7 @@ impl RoomTable {
         let entry = !a.before_metadata
             && match effect {
                 AbortEffect::Fails => room.complete(),
-                AbortEffect::Dropped => !room.has_prefill,
+                AbortEffect::Dropped | AbortEffect::MayBeDropped => !room.has_prefill,
                 AbortEffect::MayVanish => false,
             };
         (tombstone || dummies || entry).then(|| a.at.plus(ABORT_RELEASE))

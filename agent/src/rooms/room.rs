@@ -265,7 +265,14 @@ impl Room {
         if self.links.len() == 1 {
             return received.all(|l| l.required <= 1);
         }
-        received.all(|l| self.sessions_at(l.prefill) == self.required_at(l.prefill))
+        received.all(|l| self.enough(l.prefill))
+    }
+
+    /// Whether this prefill rank has the METADATA of as many sessions as it waits for. Mori is content with more
+    /// (`_handle_transfer_message`, `mori/conn.py`); to the others more is as bad as fewer.
+    pub(crate) fn enough(&self, prefill: EndpointId) -> bool {
+        let (got, required) = (self.sessions_at(prefill), self.required_at(prefill));
+        got == required || (got > required && self.backend == Some(Backend::Mori))
     }
 
     /// Distinct sessions whose METADATA came to this prefill rank.
@@ -288,7 +295,7 @@ impl Room {
     }
 
     fn prefill_progress(&self) -> Progress {
-        let (mut got, mut owed, mut told, mut lost) = (0, 0u32, 0u32, false);
+        let (mut got, mut owed, mut told, mut lost, mut mute) = (0, 0u32, 0u32, false, false);
         let (mut last_asked, mut first_told, mut last_told) = (self.opened_at, None, self.opened_at);
         let mut failed = None;
         for l in &self.links {
@@ -296,13 +303,14 @@ impl Room {
                 got += 1;
                 last_asked = last_asked.max(at);
             }
-            let here = l.received.is_some() || l.told.is_some();
-            if !here || !l.owes() {
+            if l.received.is_none() && l.told.is_none() {
                 continue;
             }
-            owed += 1;
+            owed += u32::from(l.owes());
+            mute |= l.told.is_none();
+            // Of mori's dummies some say how it went (see `match_status`), and one that failed fails the room.
             if let Some(t) = l.told {
-                told += 1;
+                told += u32::from(l.owes());
                 first_told = Some(first_told.map_or(t.at, |f: Mono| f.min(t.at)));
                 last_told = last_told.max(t.at);
                 if t.status == KvPoll::Failed {
@@ -318,7 +326,8 @@ impl Room {
         if let Some(at) = failed.or(self.failed_inside) {
             return p(Phase::Done, at, KvPoll::Failed, Some(Outcome::Failed));
         }
-        if owed > 0 && told == owed && (complete || got == 0) {
+        let all_told = if owed > 0 { told == owed } else { first_told.is_some() && !mute };
+        if all_told && (complete || got == 0) {
             let terminal = (!lost).then_some(Outcome::Success);
             let phase = if lost { Phase::Conclude } else { Phase::Done };
             return p(phase, last_told, KvPoll::Success, terminal);
@@ -356,12 +365,12 @@ impl Room {
             if let Some(at) = l.sent {
                 last_asked = last_asked.max(at);
             }
-            if !(l.sent.is_some() || l.heard.is_some()) || !l.owes() {
+            if l.sent.is_none() && l.heard.is_none() {
                 continue;
             }
-            required += 1;
+            required += u32::from(l.owes());
             if let Some(h) = l.heard {
-                got += 1;
+                got += u32::from(l.owes());
                 first_heard = Some(first_heard.map_or(h.at, |f: Mono| f.min(h.at)));
                 last_heard = last_heard.max(h.at);
                 if h.status == KvPoll::Failed {

@@ -97,6 +97,10 @@ pub const NIXL_OLD: Layout =
 pub const MORI_OLD: Layout =
     Layout { backend: Backend::Mori, register: (r(5, 13), r(5, 18)), metadata: (r(5, 14), r(5, 18)) };
 
+/// Of these nothing tells whether an ABORT is dropped.
+pub const MORI_OPEN: Layout =
+    Layout { backend: Backend::Mori, register: (r(5, 13), r(5, 21)), metadata: (r(5, 14), r(5, 23)) };
+
 pub struct World {
     pub table: RoomTable,
     pub out: Vec<Event>,
@@ -217,6 +221,11 @@ impl World {
             extra_frames: 0,
             message,
         };
+        self.deliver(from, to, &decoded, arrives);
+    }
+
+    /// A message as the decoder hands it on.
+    pub fn deliver(&mut self, from: &Rank, to: &Rank, decoded: &Decoded<'_>, arrives: bool) {
         let sent = self.end(from, to, Direction::Sent);
         let end = {
             let place = self.sockets.get_mut(&(from.clone(), to.clone())).unwrap();
@@ -225,20 +234,14 @@ impl World {
         };
         if self.visible(from.role) {
             let at = Mono(self.now);
-            self.input(&Input::Message {
-                at,
-                connection: sent,
-                direction: Direction::Sent,
-                end,
-                decoded: &decoded,
-            });
+            self.input(&Input::Message { at, connection: sent, direction: Direction::Sent, end, decoded });
         }
         self.now += 100_000;
         if arrives && self.visible(to.role) {
             let connection = self.end(from, to, Direction::Received);
             let at = Mono(self.now);
             let direction = Direction::Received;
-            self.input(&Input::Message { at, connection, direction, end, decoded: &decoded });
+            self.input(&Input::Message { at, connection, direction, end, decoded });
         }
     }
 
