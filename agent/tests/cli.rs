@@ -53,6 +53,39 @@ fn the_default_configuration_is_shown_and_checks() {
 }
 
 #[test]
+fn a_value_out_of_range_is_named_with_place_and_key() {
+    let wrong = file(b"rooms:\n  factor: -1\n");
+    let path = wrong.path().to_str().unwrap();
+    let (code, text) = refused(&["config", "check", path]);
+    assert_eq!(code, 2, "{text}");
+    assert!(text.contains(&format!("{path}:2:11: rooms.factor: `-1`")), "{text}");
+    let (code, text) = refused(&["config", "show", "--floor", "0s"]);
+    assert_eq!(code, 2, "{text}");
+    assert!(text.contains("command line") && text.contains("rooms.floor: `0s`"), "{text}");
+}
+
+#[test]
+fn a_password_is_not_shown_and_must_be_put_back() {
+    let given = file(b"export:\n  trace_salt: secret1\n  otlp: {headers: {authorization: secret2}}\n");
+    let (path, url) = (given.path().to_str().unwrap(), "https://me:secret3@host:4317");
+    let out = roomtrace(&["config", "show", "--config", path, "--otlp-endpoint", url]);
+    assert!(out.status.success());
+    let shown = file(&out.stdout);
+    let text = String::from_utf8(out.stdout).unwrap();
+    assert!(text.contains("https://<hidden>@host:4317") && !text.contains("secret"), "{text}");
+    let (code, text) = refused(&["config", "check", shown.path().to_str().unwrap()]);
+    assert_eq!(code, 2, "{text}");
+    assert!(text.contains("export.trace_salt: the value is hidden"), "{text}");
+    // What goes wrong with the address does not tell it either, nor does the help.
+    let (code, text) = refused(&["config", "show", "--otlp-endpoint", "ftp://me:secret@host"]);
+    assert_eq!(code, 2, "{text}");
+    assert!(text.contains("export.otlp.endpoint") && !text.contains("secret"), "{text}");
+    let mut help = Command::new(env!("CARGO_BIN_EXE_roomtrace"));
+    let help = help.env("ROOMTRACE_OTLP_ENDPOINT", url).args(["run", "--help"]).output().unwrap();
+    assert!(!String::from_utf8(help.stdout).unwrap().contains("secret"));
+}
+
+#[test]
 fn what_is_no_capture_is_named() {
     let cases: [(&[u8], &str); 3] = [
         (b"", "empty"),

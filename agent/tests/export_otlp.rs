@@ -26,7 +26,11 @@ use testing::{EPOCH, closed, full_snapshot, identity, life, pinned};
 const GRACE: Duration = Duration::from_secs(30);
 
 fn to(endpoint: String) -> OtlpConfig {
-    OtlpConfig { endpoint: Some(endpoint), timeout: Some(Duration::from_secs(5)), ..OtlpConfig::default() }
+    OtlpConfig {
+        endpoint: Some(endpoint.into()),
+        timeout: Some(Duration::from_secs(5)),
+        ..OtlpConfig::default()
+    }
 }
 
 fn over_http(endpoint: String) -> OtlpConfig {

@@ -64,7 +64,7 @@ pub(super) fn replay(args: &ReplayArgs) -> Outcome {
     let identity = Identity {
         host_name: args.file.file_name().map_or_else(String::new, |n| n.to_string_lossy().into_owned()),
         host_id: "replay".to_owned(),
-        trace_salt: config.export.trace_salt.clone(),
+        trace_salt: config.export.trace_salt.0.clone(),
         live: false,
         known_issues: super::known_issues,
     };
