@@ -103,6 +103,42 @@ fn what_is_no_capture_is_named() {
     assert_eq!(code, 2, "{text}");
 }
 
+/// A pcapng file with one packet on an interface of each link type.
+fn pcapng(link_types: &[u16]) -> Vec<u8> {
+    let block = |kind: u32, body: &[u8]| {
+        let len = u32::try_from(body.len() + 12).unwrap().to_le_bytes();
+        [&kind.to_le_bytes(), &len, body, &len].concat()
+    };
+    let section = [&0x1a2b_3c4d_u32.to_le_bytes()[..], &[1, 0, 0, 0], &[0xff; 8]].concat();
+    let mut bytes = block(0x0a0d_0d0a, &section);
+    for link in link_types {
+        bytes.extend(block(1, &[&link.to_le_bytes()[..], &[0; 6]].concat()));
+    }
+    for n in 0..u32::try_from(link_types.len()).unwrap() {
+        let words = [n, 0, 0, 60, 60].map(u32::to_le_bytes).concat();
+        bytes.extend(block(6, &[words, vec![0; 60]].concat()));
+    }
+    bytes
+}
+
+#[test]
+fn a_link_type_that_is_not_read_is_told() {
+    let foreign = file(&pcapng(&[127]));
+    let (code, text) = refused(&["replay", foreign.path().to_str().unwrap()]);
+    assert_eq!(code, 2, "{text}");
+    assert!(
+        text.contains("link type 127 (802.11 with radiotap header) is not supported (Ethernet 1"),
+        "{text}"
+    );
+    let mixed = file(&pcapng(&[1, 127]));
+    let (code, text) = refused(&["replay", mixed.path().to_str().unwrap()]);
+    assert_eq!(code, 0, "{text}");
+    assert!(
+        text.contains("WARN") && text.contains("1 of 2 packets") && text.contains("1 of link type 127"),
+        "{text}"
+    );
+}
+
 #[test]
 fn no_agent_is_said_so_with_the_way_out() {
     let api = "--api=http://127.0.0.1:9";
