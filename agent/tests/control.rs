@@ -880,6 +880,47 @@ fn a_connection_that_shows_nothing_known_is_given_up() {
 }
 
 #[test]
+fn a_connection_that_never_greets_is_not_pending_for_ever() {
+    let mut rig = Rig::open();
+    rig.tick(29 * SECOND);
+    assert_eq!((rig.control.sockets(), rig.connections(ConnectionState::Pending)), (1, 1));
+    // The kernel ships nothing of what does not begin as a greeting, not even its close.
+    rig.tick(2 * SECOND);
+    assert_eq!((rig.control.sockets(), rig.connections(ConnectionState::Pending)), (0, 0));
+    assert_eq!((rig.control.counters().speechless, rig.judged()), (1, vec![]));
+    // Nothing was decided: what is said after all is followed, as of a connection that was there.
+    rig.send(&status(ROOM));
+    assert_eq!(rig.rooms(), [ROOM]);
+    // One that greets stays, and so does one that was found in silence: its greeting is long over.
+    for id in [8, 9] {
+        rig.id = SocketId(id);
+        if id == 8 {
+            rig.establish();
+            rig.send(&greeting(b"NULL")[..10]);
+        } else {
+            rig.found(None);
+        }
+    }
+    rig.tick(31 * SECOND);
+    assert_eq!((rig.control.sockets(), rig.connections(ConnectionState::Pending)), (3, 2));
+}
+
+#[test]
+fn a_connection_whose_budget_is_spent_is_not_pending() {
+    let mut rig = Rig::new();
+    rig.send_absent(100, NotCaptured::Vectors);
+    assert_eq!(rig.connections(ConnectionState::Pending), 1);
+    rig.send_absent(100, NotCaptured::Budget);
+    assert_eq!(rig.connections(ConnectionState::Pending), 0);
+    assert_eq!((rig.connections(ConnectionState::Foreign), rig.control.counters().unrecognised), (1, 1));
+    assert_eq!(rig.judged(), [Judgement::Foreign]);
+    // A connection that is known has no budget.
+    let mut rig = shaken();
+    rig.send_absent(100, NotCaptured::Budget);
+    assert_eq!(rig.connections(ConnectionState::Foreign), 0);
+}
+
+#[test]
 fn a_full_table_turns_away_and_counts() {
     let mut rig = Rig::with(Limits { sockets: 2, ..Limits::default() });
     for id in 0..5 {
