@@ -10,7 +10,9 @@ mod engine;
 mod install;
 mod lint;
 mod live;
+mod own;
 mod test;
+mod workload;
 
 use clap::{Parser, Subcommand};
 
