@@ -219,7 +219,9 @@ impl Summary {
             Skip::CutHeaders => &mut s.cut_headers,
             Skip::Malformed => &mut s.malformed,
             Skip::LinkType(link) => {
-                link.into_iter().for_each(|link| self.link_types.count(link));
+                if let Some(link) = link {
+                    self.link_types.count(link);
+                }
                 &mut s.link_type
             }
             Skip::TimeResolution => &mut s.time_resolution,

@@ -4,6 +4,7 @@
     unreachable_pub,
     missing_docs,
     clippy::unwrap_used,
+    clippy::indexing_slicing,
     clippy::missing_panics_doc,
     clippy::must_use_candidate,
     reason = "shared by several test and bench programs"
