@@ -149,6 +149,30 @@ async fn headers_and_gzip_work_over_grpc() {
     }
 }
 
+/// And neither an error nor the address on the wire holds it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_login_in_the_endpoint_arrives_as_basic_authorization() {
+    for http in [false, true] {
+        let receiver = Receiver::default();
+        let config = if http {
+            over_http(format!("http://me:secret@{}", receiver.http_here().await))
+        } else {
+            to(format!("http://me:secret@{}", receiver.grpc_here().await))
+        };
+        let mut exports = started(config).await;
+        tell(&mut exports, [Event::Pinned(pinned(7))]);
+        exports.shutdown(GRACE).await;
+        assert_eq!(receiver.rooms("room_pinned"), ["7"]);
+        for head in receiver.received().heads {
+            assert!(
+                head.contains(&("authorization".to_owned(), "Basic bWU6c2VjcmV0".to_owned())),
+                "{head:?}"
+            );
+            assert!(!format!("{head:?}").contains("secret"), "{head:?}");
+        }
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn tls_trusts_the_given_authority_and_no_other() {
     let (mine, other) = (certificates(), certificates());
@@ -425,6 +449,7 @@ async fn an_unusable_configuration_is_one_clear_error() {
         (to("http://".to_owned()), "export.otlp.endpoint"),
         (to("unix:///run/x".to_owned()), "unix:///run/x"),
         (to("ftp://host:1".to_owned()), "http or https"),
+        (to("ftp://me:secret@host:1".to_owned()), "ftp://<hidden>@host:1"),
         (
             OtlpConfig {
                 tls: TlsConfig { ca: Some("/nonexistent/ca.pem".into()), ..TlsConfig::default() },
@@ -436,7 +461,7 @@ async fn an_unusable_configuration_is_one_clear_error() {
     ] {
         let options = Options { otlp: config, ..Options::default() };
         let error = Exports::start(options, identity()).await.unwrap_err().to_string();
-        assert!(error.contains(needle), "{error}");
+        assert!(error.contains(needle) && !error.contains("secret"), "{error}");
     }
 }
 
