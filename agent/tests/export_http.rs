@@ -113,7 +113,7 @@ async fn one_room_is_the_same_object_as_an_event_line() {
     };
     let mut exports = Exports::start(options, identity()).await.unwrap();
     let at = exports.listening().unwrap();
-    exports.room_event(&rooms::model::Event::Pinned(pinned(5)), &Clock::fixed(EPOCH));
+    exports.room_event(&rooms::model::Event::Pinned(pinned(5).into()), &Clock::fixed(EPOCH));
     let pipeline = Pipeline::start(exports, some_rooms());
     let (status, _, body) = get(at, "/api/v1/rooms/5", "").await;
     assert_eq!(status, 200);

@@ -43,7 +43,7 @@ fn the_reference_is_fresh() {
 async fn the_reference_lists_exactly_what_is_emitted() {
     let (mut exports, at) = started().await;
     exports.publish(full_snapshot());
-    exports.room_event(&rooms::model::Event::Closed(closed(7)), &Clock::fixed(EPOCH));
+    exports.room_event(&rooms::model::Event::Closed(closed(7).into()), &Clock::fixed(EPOCH));
     let (status, head, text) = get(at, "/metrics", "").await;
     assert_eq!(status, 200);
     assert!(head.contains("text/plain; version=0.0.4"), "{head}");
@@ -90,7 +90,7 @@ async fn what_was_not_measured_is_absent() {
 async fn openmetrics_has_exemplars_and_an_end() {
     let (mut exports, at) = started().await;
     exports.publish(full_snapshot());
-    exports.room_event(&rooms::model::Event::Closed(closed(7)), &Clock::fixed(EPOCH));
+    exports.room_event(&rooms::model::Event::Closed(closed(7).into()), &Clock::fixed(EPOCH));
     let (status, head, text) = get(at, "/metrics", OPENMETRICS).await;
     assert_eq!(status, 200);
     assert!(head.contains("application/openmetrics-text"), "{head}");

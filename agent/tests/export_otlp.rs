@@ -140,7 +140,7 @@ async fn headers_and_gzip_work_over_grpc() {
         ..to(format!("http://{}", receiver.grpc_here().await))
     };
     let mut exports = started(config).await;
-    tell(&mut exports, [Event::Pinned(pinned(7))]);
+    tell(&mut exports, [Event::Pinned(pinned(7).into())]);
     exports.shutdown(GRACE).await;
     assert_eq!(receiver.rooms("room_pinned"), ["7"]);
     for head in receiver.received().heads {
@@ -160,7 +160,7 @@ async fn a_login_in_the_endpoint_arrives_as_basic_authorization() {
             to(format!("http://me:secret@{}", receiver.grpc_here().await))
         };
         let mut exports = started(config).await;
-        tell(&mut exports, [Event::Pinned(pinned(7))]);
+        tell(&mut exports, [Event::Pinned(pinned(7).into())]);
         exports.shutdown(GRACE).await;
         assert_eq!(receiver.rooms("room_pinned"), ["7"]);
         for head in receiver.received().heads {
@@ -201,12 +201,12 @@ async fn tls_trusts_the_given_authority_and_no_other() {
             ..to(format!("localhost:{port}"))
         };
         let mut exports = started(config(&wrong)).await;
-        tell(&mut exports, [Event::Pinned(pinned(1))]);
+        tell(&mut exports, [Event::Pinned(pinned(1).into())]);
         let counters = exports.counters();
         exports.shutdown(Duration::from_secs(2)).await;
         assert_eq!(counters.dropped(Signal::Traces, Reason::Shutdown), 1, "http: {http}");
         let mut exports = started(config(&right)).await;
-        tell(&mut exports, [Event::Pinned(pinned(2))]);
+        tell(&mut exports, [Event::Pinned(pinned(2).into())]);
         exports.shutdown(GRACE).await;
         assert_eq!(receiver.rooms("room_pinned"), ["2"], "http: {http}");
     }
@@ -221,9 +221,9 @@ async fn no_pinned_room_is_lost_in_an_outage_with_a_small_queue_and_drops_are_co
     let mut exports = started(OtlpConfig { queue, ..to(format!("http://{at}")) }).await;
     let counters = exports.counters();
     for n in 0..1000 {
-        tell(&mut exports, [Event::Closed(closed(n))]);
+        tell(&mut exports, [Event::Closed(closed(n).into())]);
         if n % 50 == 0 {
-            tell(&mut exports, [Event::Pinned(pinned(n))]);
+            tell(&mut exports, [Event::Pinned(pinned(n).into())]);
         }
     }
     tokio::time::sleep(Duration::from_secs(10)).await;
@@ -260,7 +260,7 @@ async fn a_receiver_that_hangs_costs_only_what_it_was_to_get() {
     let counters = exports.counters();
     // Far more than all queues hold; a call that waited for anything would not come back.
     for n in 0..20_000 {
-        tell(&mut exports, [Event::Pinned(pinned(n))]);
+        tell(&mut exports, [Event::Pinned(pinned(n).into())]);
     }
     exports.shutdown(Duration::from_secs(3)).await;
     assert!(receiver.spans().is_empty());
@@ -280,7 +280,7 @@ async fn unavailable_is_tried_again_and_arrives_once() {
         let receiver = Receiver::answering([Answer::Code(code), Answer::Code(code)]);
         let mut exports = started(to(format!("http://{}", receiver.grpc_here().await))).await;
         let counters = exports.counters();
-        tell(&mut exports, [Event::Closed(closed(7))]);
+        tell(&mut exports, [Event::Closed(closed(7).into())]);
         until("delivery after errors", || counters.sent(Signal::Traces) == 4).await;
         exports.shutdown(GRACE).await;
         assert_eq!(receiver.rooms("kv_transfer"), ["7"], "{code:?}");
@@ -298,13 +298,13 @@ async fn what_is_refused_for_good_is_counted_and_not_tried_again() {
     for (receiver, config) in configs {
         let mut exports = started(config).await;
         let counters = exports.counters();
-        tell(&mut exports, [Event::Pinned(pinned(1))]);
+        tell(&mut exports, [Event::Pinned(pinned(1).into())]);
         until("refusal of both", || {
             counters.dropped(Signal::Traces, Reason::Rejected) == 1
                 && counters.dropped(Signal::Logs, Reason::Rejected) == 1
         })
         .await;
-        tell(&mut exports, [Event::Pinned(pinned(2))]);
+        tell(&mut exports, [Event::Pinned(pinned(2).into())]);
         exports.shutdown(GRACE).await;
         assert_eq!(receiver.rooms("room_pinned"), ["2"]);
     }
@@ -315,7 +315,7 @@ async fn http_429_is_tried_again_not_before_the_time_it_names() {
     let receiver = Receiver::answering([Answer::Http(429, Some(3))]);
     let mut exports = started(over_http(format!("http://{}", receiver.http_here().await))).await;
     let counters = exports.counters();
-    tell(&mut exports, [Event::Closed(closed(7))]);
+    tell(&mut exports, [Event::Closed(closed(7).into())]);
     until("delivery after 429", || counters.sent(Signal::Traces) == 4).await;
     let times = receiver.received().times;
     assert!(times[1] - times[0] >= Duration::from_secs(3));
@@ -331,7 +331,7 @@ async fn requests_too_large_for_the_receiver_are_split() {
     let mut exports = started(to(format!("http://{at}"))).await;
     let counters = exports.counters();
     for n in 0..300 {
-        tell(&mut exports, [Event::Closed(closed(n))]);
+        tell(&mut exports, [Event::Closed(closed(n).into())]);
     }
     until("all in small requests", || counters.sent(Signal::Traces) == 1200).await;
     exports.shutdown(GRACE).await;
@@ -348,8 +348,11 @@ async fn one_item_that_no_request_can_hold_is_dropped_alone() {
     let mut exports = started(to(format!("http://{at}"))).await;
     let counters = exports.counters();
     let mut large = pinned(1);
-    large.messages = vec![large.messages[0]; 128];
-    tell(&mut exports, [Event::Pinned(pinned(0)), Event::Pinned(large), Event::Pinned(pinned(2))]);
+    large.messages = vec![large.messages[0]; 128].into();
+    tell(
+        &mut exports,
+        [Event::Pinned(pinned(0).into()), Event::Pinned(large.into()), Event::Pinned(pinned(2).into())],
+    );
     until("the small ones", || counters.sent(Signal::Traces) == 2).await;
     exports.shutdown(GRACE).await;
     let mut rooms = receiver.rooms("room_pinned");
@@ -401,7 +404,7 @@ async fn replay_waits_instead_of_dropping() {
     let mut exports = Exports::start(options, identity()).await.unwrap();
     let exports = tokio::task::spawn_blocking(move || {
         let clock = Clock::of_replay();
-        (0..6000).for_each(|n| exports.room_event_wait(&Event::Closed(closed(n)), &clock));
+        (0..6000).for_each(|n| exports.room_event_wait(&Event::Closed(closed(n).into()), &clock));
         exports
     });
     exports.await.unwrap().shutdown(Duration::from_mins(1)).await;
@@ -421,7 +424,7 @@ async fn metrics_arrive_with_the_last_values_at_the_end() {
         };
         let mut exports = started(config).await;
         exports.publish(full_snapshot());
-        tell(&mut exports, [Event::Closed(closed(7))]);
+        tell(&mut exports, [Event::Closed(closed(7).into())]);
         exports.shutdown(GRACE).await;
         let metrics = receiver.received().metrics;
         let resource = metrics[0].resource_metrics[0].resource.as_ref();

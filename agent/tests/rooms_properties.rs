@@ -172,9 +172,9 @@ proptest! {
 
     #[test]
     fn every_sequence_keeps_the_rules(
-        sees in sees(), layout in 0usize..4, max_rooms in 1usize..8, ops in prop::collection::vec(op(), 1..120)
+        sees in sees(), layout in 0usize..5, max_rooms in 1usize..8, ops in prop::collection::vec(op(), 1..120)
     ) {
-        let layout = [MOONCAKE, NIXL_NEW, NIXL_OLD, MORI_OLD][layout];
+        let layout = [MOONCAKE, NIXL_NEW, NIXL_OLD, MORI_OLD, MORI_OPEN][layout];
         let mut w = run(sees, layout, max_rooms, &ops);
         events_are_sane(&w.out);
         table_is_sane(&w, max_rooms);

@@ -118,7 +118,7 @@ impl<F: FnMut(Input<'_>)> Out<'_, F> {
             Err(reason) => {
                 self.counters.count_unknown(reason);
                 self.shapes.count(parts);
-                // Mori's messages are the engine's own: nothing foreign about them.
+                // What mori's guard names is the engine's own, and mori survives what it cannot read.
                 if reason != sglang::Unknown::Mori {
                     self.foreign(at, parts.count(), parts.frame(0).map_or(0, |f| f.len));
                 }

@@ -80,6 +80,8 @@ impl<'a> TimeLine<'a> {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
+    use smallvec::smallvec;
+
     use super::super::testing::{mark, room, view};
     use super::*;
     use crate::event::SECOND;
@@ -97,7 +99,7 @@ mod tests {
         let mut r = room(7);
         r.opened_at = at(1);
         r.prefill = Some(view(Role::Prefill));
-        r.messages = vec![
+        r.messages = smallvec![
             mark(at(1), Role::Prefill, Kind::Metadata),
             MessageMark { dummy: Some(true), ..mark(at(2), Role::Prefill, Kind::Metadata) },
             MessageMark {
@@ -129,7 +131,7 @@ mod tests {
         let mut r = room(7);
         r.opened_at = at(1);
         r.prefill = Some(view(Role::Prefill));
-        r.messages = vec![
+        r.messages = smallvec![
             mark(at(1), Role::Prefill, Kind::Bootstrap),
             MessageMark { status: Some(KvPoll::WaitingForInput), ..mark(at(4), Role::Prefill, Kind::Status) },
             mark(at(5), Role::Prefill, Kind::Metadata),
@@ -150,7 +152,7 @@ mod tests {
     fn what_was_not_seen_is_not_measured() {
         let mut r = room(7);
         r.prefill = Some(view(Role::Prefill));
-        r.messages = vec![mark(at(3), Role::Prefill, Kind::Metadata)];
+        r.messages = smallvec![mark(at(3), Role::Prefill, Kind::Metadata)];
         r.completeness = Completeness::Preexisting;
         assert!(phases(&r, Role::Prefill).is_empty());
         r.completeness = Completeness::Full;

@@ -260,7 +260,7 @@ impl Maker<'_> {
             phase_since: self.clock.rfc3339(v.phase_since),
             ended: v.terminal.map(Outcome::label),
             ranks: v.ranks.iter().map(rank).collect(),
-            sessions: v.sessions.clone(),
+            sessions: v.sessions.iter().map(ToString::to_string).collect(),
             required: v.required,
             got: v.got,
             messages: s.messages.iter().filter(|m| m.role == v.role).map(|m| self.message(m)).collect(),
@@ -344,7 +344,7 @@ fn rank(r: &RankView) -> RankJson {
     RankJson {
         rank: r.rank,
         endpoint: r.endpoint.map(|e| e.to_string()),
-        session: r.session.clone(),
+        session: r.session.as_deref().map(str::to_owned),
         dummy: r.dummy,
         state: r.state.name(),
         pid: r.task.map(|t| t.tgid),
@@ -376,7 +376,8 @@ mod tests {
     fn a_pinned_room_is_exactly_this() {
         let identity = identity();
         let clock = Clock::fixed(EPOCH);
-        let record = Maker { identity: &identity, clock: &clock }.event(&Event::Pinned(pinned(u64::MAX)));
+        let record =
+            Maker { identity: &identity, clock: &clock }.event(&Event::Pinned(pinned(u64::MAX).into()));
         let got = serde_json::to_string_pretty(&record).unwrap() + "\n";
         assert_eq!(got, include_str!("../../tests/fixtures/export/room_pinned.json"), "{got}");
     }

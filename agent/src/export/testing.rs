@@ -1,6 +1,8 @@
 //! Rooms and snapshots for tests, of this module and of `tests/export_*.rs`.
 #![allow(dead_code, clippy::unwrap_used, reason = "tests; each test file uses its part")]
 
+use smallvec::{SmallVec, smallvec};
+
 use crate::event::{Comm, Direction, Mono, NotCaptured, SECOND, Task};
 use crate::export::metrics::{MetricsSnapshot, PinnedRooms};
 use crate::rooms::model::{
@@ -41,7 +43,7 @@ pub(crate) fn view(role: Role) -> View {
     View {
         role,
         state: KvPoll::WaitingForInput,
-        ranks: vec![RankView {
+        ranks: smallvec![RankView {
             rank: Some(0),
             endpoint: Some(endpoint(4000)),
             session: None,
@@ -49,7 +51,7 @@ pub(crate) fn view(role: Role) -> View {
             state: KvPoll::WaitingForInput,
             task: Some(task(4711)),
         }],
-        sessions: vec!["10.0.0.2:9999".to_owned()],
+        sessions: smallvec!["10.0.0.2:9999".into()],
         required: Some(1),
         got: 1,
         phase_since: Mono(SECOND),
@@ -72,7 +74,7 @@ pub(crate) fn room(number: u64) -> RoomSnapshot {
         completeness: Completeness::Full,
         prefill: None,
         decode: None,
-        messages: Vec::new(),
+        messages: SmallVec::new(),
         messages_dropped: 0,
         verdict: None,
         recovered: false,
@@ -118,7 +120,7 @@ pub(crate) fn verdict() -> Verdict {
 pub(crate) fn pinned(number: u64) -> RoomSnapshot {
     let mut r = room(number);
     r.prefill = Some(view(Role::Prefill));
-    r.messages = vec![
+    r.messages = smallvec![
         mark(Mono(SECOND / 2), Role::Prefill, Kind::Abort),
         MessageMark {
             pages: Some(17),
@@ -126,7 +128,7 @@ pub(crate) fn pinned(number: u64) -> RoomSnapshot {
             ..mark(Mono(SECOND), Role::Prefill, Kind::Metadata)
         },
     ];
-    r.verdict = Some(verdict());
+    r.verdict = Some(Box::new(verdict()));
     r
 }
 
@@ -138,7 +140,7 @@ pub(crate) fn closed(number: u64) -> RoomSnapshot {
     v.phase = Phase::Done;
     v.terminal = Some(Outcome::Success);
     r.prefill = Some(v);
-    r.messages = vec![
+    r.messages = smallvec![
         MessageMark {
             pages: Some(3),
             dummy: Some(false),
@@ -162,13 +164,13 @@ pub(crate) fn closed(number: u64) -> RoomSnapshot {
 pub(crate) fn life(number: u64) -> [Event; 3] {
     let mut changed = pinned(number);
     changed.at = Mono(13 * SECOND);
-    changed.verdict = Some(Verdict { confidence: Confidence::Certain, ..verdict() });
+    changed.verdict = Some(Box::new(Verdict { confidence: Confidence::Certain, ..verdict() }));
     let mut end = closed(number);
     end.at = Mono(20 * SECOND);
     end.closed_at = Some(Mono(20 * SECOND));
     end.recovered = true;
     end.was_pinned = true;
-    [Event::Pinned(pinned(number)), Event::VerdictChanged(changed), Event::Closed(end)]
+    [Event::Pinned(pinned(number).into()), Event::VerdictChanged(changed.into()), Event::Closed(end.into())]
 }
 
 /// At least one entry of every metric.

@@ -3,6 +3,8 @@
 //! Pure. [`RoomTable::settle`] runs after every message and costs a walk over the room's links;
 //! [`RoomTable::assess`] runs when something is due and may collect facts and judge.
 
+use std::sync::Arc;
+
 use crate::event::{Mono, SECOND};
 use crate::rooms::messages::heard;
 use crate::rooms::model::{Completeness, Event, Outcome, Phase, Role};
@@ -274,14 +276,16 @@ impl RoomTable {
         }
         let Some(room) = self.rooms.get(slot) else { return };
         match (was, is) {
-            (false, true) => out.push(Event::Pinned(self.snapshot_of(room, now))),
-            (true, true) if changed => out.push(Event::VerdictChanged(self.snapshot_of(room, now))),
+            (false, true) => out.push(Event::Pinned(Arc::new(self.snapshot_of(room, now)))),
+            (true, true) if changed => out.push(Event::VerdictChanged(Arc::new(self.snapshot_of(room, now)))),
             // Only certainty was lost: the room may hang as before.
             (true, false) if unknown(room.judgement.as_deref()) => {
-                out.push(Event::VerdictChanged(self.snapshot_of(room, now)));
+                out.push(Event::VerdictChanged(Arc::new(self.snapshot_of(room, now))));
             }
-            (true, false) => out.push(Event::Recovered(self.snapshot_of(room, now))),
-            (false, false) if puzzling => out.push(Event::VerdictChanged(self.snapshot_of(room, now))),
+            (true, false) => out.push(Event::Recovered(Arc::new(self.snapshot_of(room, now)))),
+            (false, false) if puzzling => {
+                out.push(Event::VerdictChanged(Arc::new(self.snapshot_of(room, now))))
+            }
             _ => {}
         }
     }
@@ -349,7 +353,7 @@ impl RoomTable {
         let entry = !a.before_metadata
             && match effect {
                 AbortEffect::Fails => room.complete(),
-                AbortEffect::Dropped => !room.has_prefill,
+                AbortEffect::Dropped | AbortEffect::MayBeDropped => !room.has_prefill,
                 AbortEffect::MayVanish => false,
             };
         (tombstone || dummies || entry).then(|| a.at.plus(ABORT_RELEASE))

@@ -8,7 +8,7 @@ use crate::rooms::model::{Completeness, Outcome, Phase, Role};
 use crate::rooms::peers::{EndpointId, NONE, SessionId};
 use crate::rooms::room::{Delivery, Link, Progress, Room};
 use crate::rooms::table::RoomTable;
-use crate::sglang::message::KvPoll;
+use crate::sglang::message::{Backend, KvPoll};
 use crate::verdict::facts::{AbortFact, Dummies, Facts, ForeignFact, LostFact, Others, Sent};
 use crate::verdict::judge::success_on_wire;
 use crate::verdict::model::Party;
@@ -61,7 +61,7 @@ impl RoomTable {
             staging_wait: room.staging_wait,
             prefill: self.party(Role::Prefill, prefill, room.has_prefill),
             decode: self.party(Role::Decode, decode, room.has_decode),
-            session: self.peers.session_name(session).unwrap_or_default().to_owned(),
+            session: self.peers.session_name(session).map(|n| n.to_string()).unwrap_or_default(),
             missing,
             told,
             untold,
@@ -154,14 +154,18 @@ impl RoomTable {
     fn told(&self, room: &Room, role: Role) -> (Vec<(Party, KvPoll)>, Vec<Party>) {
         let (mut told, mut untold) = (Vec::new(), Vec::new());
         let ambiguous = room.links.iter().any(|l| l.guessed);
-        for l in room.links.iter().filter(|l| l.owes()) {
+        for l in &room.links {
+            // On one host what prefill sent counts; decode may just not have read it.
+            let said = if role == Role::Decode { l.heard.or(l.told) } else { l.told };
+            if said.is_none() && !l.owes() {
+                continue;
+            }
             let mut party = self.party(Role::Prefill, l.prefill, room.has_prefill);
             party.rank = l.rank.or(party.rank);
             if ambiguous {
                 (party.endpoint, party.task, party.rank) = (None, None, l.rank);
             }
-            // On one host what prefill sent counts; decode may just not have read it.
-            match if role == Role::Decode { l.heard.or(l.told) } else { l.told } {
+            match said {
                 Some(t) => told.push((party, t.status)),
                 None => untold.push(party),
             }
@@ -174,7 +178,8 @@ impl RoomTable {
         if !room.links.iter().any(|l| l.guessed) {
             return Vec::new();
         }
-        room.links.iter().filter(|l| l.owes()).filter_map(|l| self.peers.address(l.prefill)).collect()
+        let speaks = |l: &&Link| l.owes() || room.backend == Some(Backend::Mori);
+        room.links.iter().filter(speaks).filter_map(|l| self.peers.address(l.prefill)).collect()
     }
 
     fn others(&self, subject: Option<&Link>, prefill: EndpointId) -> Others {
@@ -237,11 +242,7 @@ fn subject(room: &Room, role: Role, phase: Phase) -> Option<&Link> {
         Role::Prefill => l.received.is_some() && l.told.is_none(),
         Role::Decode => l.sent.is_some() && l.heard.is_none(),
     };
-    let incomplete = |l: &&Link| {
-        phase == Phase::Bootstrap
-            && l.received.is_some()
-            && room.sessions_at(l.prefill) != room.required_at(l.prefill)
-    };
+    let incomplete = |l: &&Link| phase == Phase::Bootstrap && l.received.is_some() && !room.enough(l.prefill);
     room.links
         .iter()
         .find(incomplete)

@@ -10,7 +10,7 @@ use crate::rooms::connections::{Awaited, ConnectionId};
 use crate::rooms::model::{Completeness, Connection, Event, Outcome, Role};
 use crate::rooms::peers::{EndpointId, Heard, NONE, PairId, SessionId};
 use crate::rooms::room::{Abort, Delivery, Link, MAX_LINKS, Mark, Room};
-use crate::rooms::table::RoomTable;
+use crate::rooms::table::{RoomTable, next_life};
 use crate::sglang::message::{
     AbortAck, Backend, Decoded, Endpoint, Flow, Kind, KvPoll, Message, Metadata, PpState, Register, Releases,
     RoomFrom,
@@ -194,7 +194,7 @@ impl RoomTable {
 
     fn session_id(&mut self, seen: &Seen<'_>, name: &str, decode: EndpointId) -> SessionId {
         if let Some(k) = self.connections.get(seen.known)
-            && self.peers.session_name(k.session) == Some(name)
+            && self.peers.session_name(k.session).is_some_and(|n| &**n == name)
         {
             return k.session;
         }
@@ -318,13 +318,14 @@ impl RoomTable {
             }
             let outcome = ended(room);
             self.close_room(slot, outcome, seen.at, out);
-            return self.open_room(m.room, self.next_life(m.room), seen.at, home, out);
+            return self.open_room(m.room, next_life(self.numbers.tomb(m.room)), seen.at, home, out);
         }
-        if self.numbers.tomb(m.room).is_some() && self.is_late(seen, m, decode, session) {
+        let last = self.numbers.tomb(m.room);
+        if last.is_some() && self.is_late(seen, m, decode, session) {
             self.tally.turned_away.late += 1;
             return None;
         }
-        self.open_room(m.room, self.next_life(m.room), seen.at, home, out)
+        self.open_room(m.room, next_life(last), seen.at, home, out)
     }
 
     /// Whether a METADATA for an open room means that the room ended unseen and its number is used again.
@@ -386,7 +387,7 @@ impl RoomTable {
                 self.tally.turned_away.orphans += 1;
                 return;
             };
-            let life = self.next_life(m.room);
+            let life = next_life(self.numbers.tomb(m.room));
             let Some(slot) = self.open_room(m.room, life, seen.at, (seen.target, decode), out) else {
                 return;
             };
@@ -462,7 +463,7 @@ impl RoomTable {
                 self.tally.turned_away.late += 1;
                 None
             }
-            (None, tomb) => self.open_room(m.room, tomb.map_or(0, |t| t.incarnation + 1), seen.at, home, out),
+            (None, tomb) => self.open_room(m.room, next_life(tomb), seen.at, home, out),
         };
         let Some(slot) = slot else { return };
         let (backend, releases) = self.learn_backend(&seen, NONE);

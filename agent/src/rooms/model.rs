@@ -1,6 +1,9 @@
 //! What goes into the room table and what comes out of it: closed enums and plain data.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
+
+use smallvec::SmallVec;
 
 use crate::event::{Addresses, Direction, Mono, SocketId, StateChange, Task};
 use crate::sglang::message::{Backend, Decoded, Kind, KvPoll, Releases};
@@ -182,7 +185,7 @@ pub struct RankView {
     /// Its endpoint (PULL socket).
     pub endpoint: Option<SocketAddr>,
     /// Its session (decode ranks).
-    pub session: Option<String>,
+    pub session: Option<Arc<str>>,
     /// Whether it only gets told and owes nothing.
     pub dummy: Option<bool>,
     /// Its KV poll state as far as the wire tells.
@@ -199,9 +202,9 @@ pub struct View {
     /// KV poll state as far as the wire tells; for several ranks the minimum, as the engine does.
     pub state: KvPoll,
     /// This role's ranks on this host.
-    pub ranks: Vec<RankView>,
+    pub ranks: SmallVec<[RankView; 1]>,
     /// Sessions (prefill view: those whose METADATA came; decode view: those of its own ranks).
-    pub sessions: Vec<String>,
+    pub sessions: SmallVec<[Arc<str>; 1]>,
     /// Prefill view: distinct sessions required; decode view: responses required. `None`: not known.
     pub required: Option<u32>,
     /// How many of them are there.
@@ -271,11 +274,11 @@ pub struct RoomSnapshot {
     /// As decode on this host sees it.
     pub decode: Option<View>,
     /// Its messages in order of arrival, bounded; `messages_dropped` more were not kept.
-    pub messages: Vec<MessageMark>,
+    pub messages: SmallVec<[MessageMark; 4]>,
     /// Messages not kept.
     pub messages_dropped: u32,
     /// What is judged of it; `None` while nothing is overdue.
-    pub verdict: Option<Verdict>,
+    pub verdict: Option<Box<Verdict>>,
     /// It was pinned before and ended or moved on after all.
     pub recovered: bool,
     /// It is pinned or was before.
@@ -291,23 +294,23 @@ impl RoomSnapshot {
     }
 }
 
-/// What happened to a room that others must hear of.
+/// What happened to a room that others must hear of. Cheap to copy: several outputs take the same picture.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
     /// A room is pinned.
-    Pinned(RoomSnapshot),
+    Pinned(Arc<RoomSnapshot>),
     /// The verdict of a room changed (class, confidence or debtor). To `unknown` it is pinned no longer: what
     /// the pin rested on has a hole.
-    VerdictChanged(RoomSnapshot),
+    VerdictChanged(Arc<RoomSnapshot>),
     /// A pinned room has not ended, but nothing of it is overdue any more, or it is no pin after all.
-    Recovered(RoomSnapshot),
+    Recovered(Arc<RoomSnapshot>),
     /// A room ended (`recovered` says whether it was pinned before).
-    Closed(RoomSnapshot),
+    Closed(Arc<RoomSnapshot>),
 }
 
 impl Event {
     /// The room.
-    pub const fn snapshot(&self) -> &RoomSnapshot {
+    pub fn snapshot(&self) -> &RoomSnapshot {
         match self {
             Self::Pinned(s) | Self::VerdictChanged(s) | Self::Recovered(s) | Self::Closed(s) => s,
         }

@@ -5,6 +5,7 @@
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 
 use hashbrown::HashMap;
 
@@ -198,8 +199,8 @@ pub(crate) struct Pair {
 pub(crate) struct Peers {
     by_address: HashMap<(SocketAddr, u32), EndpointId>,
     endpoints: Vec<Endpoint>,
-    by_name: HashMap<Box<str>, SessionId>,
-    names: Vec<Box<str>>,
+    by_name: HashMap<Arc<str>, SessionId>,
+    names: Vec<Arc<str>>,
     by_pair: HashMap<(EndpointId, SessionId), PairId>,
     pairs: Vec<Pair>,
     /// (listening endpoint, whose bytes) → when they were last found missing.
@@ -280,13 +281,14 @@ impl Peers {
             return NONE;
         }
         let id = to_id(self.names.len());
-        self.names.push(name.into());
-        self.by_name.insert(name.into(), id);
+        let name: Arc<str> = name.into();
+        self.names.push(Arc::clone(&name));
+        self.by_name.insert(name, id);
         id
     }
 
-    pub(crate) fn session_name(&self, id: SessionId) -> Option<&str> {
-        self.names.get(id as usize).map(|n| &**n)
+    pub(crate) fn session_name(&self, id: SessionId) -> Option<&Arc<str>> {
+        self.names.get(id as usize)
     }
 
     pub(crate) fn pair(

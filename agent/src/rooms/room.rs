@@ -3,8 +3,6 @@
 //! Pure data and arithmetic on it. A room holds numbers instead of names ([`crate::rooms::peers`]) and at most
 //! [`MAX_LINKS`] links and [`MAX_MARKS`] marks.
 
-use arrayvec::ArrayVec;
-
 use crate::event::{Direction, Mono, SocketId};
 use crate::rooms::model::{Completeness, Outcome, Phase, Role};
 use crate::rooms::peers::{EndpointId, NONE, PairId, SessionId};
@@ -59,7 +57,7 @@ pub(crate) enum Delivery {
 }
 
 /// One prefill rank and one decode rank of a room: made by METADATA.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Link {
     pub(crate) prefill: EndpointId,
     pub(crate) decode: EndpointId,
@@ -159,7 +157,8 @@ pub(crate) struct Room {
     pub(crate) failed_inside: Option<Mono>,
     /// `STAGING_REQ` without `STAGING_RSP`.
     pub(crate) staging_wait: Option<Mono>,
-    pub(crate) marks: ArrayVec<Mark, MAX_MARKS>,
+    /// At most [`MAX_MARKS`].
+    pub(crate) marks: Vec<Mark>,
     pub(crate) marks_dropped: u32,
     pub(crate) judgement: Option<Box<Judgement>>,
     pub(crate) was_pinned: bool,
@@ -207,7 +206,7 @@ impl Room {
             decode_gone: false,
             failed_inside: None,
             staging_wait: None,
-            marks: ArrayVec::new(),
+            marks: Vec::new(),
             marks_dropped: 0,
             judgement: None,
             was_pinned: false,
@@ -216,6 +215,22 @@ impl Room {
             previous: NONE,
             next: NONE,
         }
+    }
+
+    /// Makes this the memory of a new room.
+    pub(crate) fn begin(&mut self, room: u64, incarnation: u32, at: Mono, home: (EndpointId, EndpointId)) {
+        let (mut links, mut marks) = (std::mem::take(&mut self.links), std::mem::take(&mut self.marks));
+        links.clear();
+        marks.clear();
+        *self = Self { links, marks, ..Self::new(room, incarnation, at, home) };
+    }
+
+    /// Becomes a copy of `other`, in its own memory.
+    pub(crate) fn take_over(&mut self, other: &mut Self) {
+        let (mut links, mut marks) = (std::mem::take(&mut self.links), std::mem::take(&mut self.marks));
+        links.clone_from(&other.links);
+        marks.clone_from(&other.marks);
+        *self = Self { links, marks, judgement: other.judgement.take(), ..*other };
     }
 
     pub(crate) const fn has(&self, role: Role) -> bool {
@@ -231,12 +246,16 @@ impl Room {
 
     /// Adds a mark; from the middle of the time line one is dropped when it is full. Returns whether so.
     pub(crate) fn mark(&mut self, mark: Mark) -> bool {
-        let full = self.marks.is_full();
+        let full = self.marks.len() >= MAX_MARKS;
         if full {
             self.marks.remove(MAX_MARKS / 2);
             self.marks_dropped = self.marks_dropped.saturating_add(1);
         }
         self.marks.push(mark);
+        if mark.kind == Kind::Metadata {
+            // Its answer finds a place without any allocation.
+            self.marks.reserve_exact(self.marks.len().min(MAX_MARKS - self.marks.len()));
+        }
         full
     }
 
@@ -246,7 +265,14 @@ impl Room {
         if self.links.len() == 1 {
             return received.all(|l| l.required <= 1);
         }
-        received.all(|l| self.sessions_at(l.prefill) == self.required_at(l.prefill))
+        received.all(|l| self.enough(l.prefill))
+    }
+
+    /// Whether this prefill rank has the METADATA of as many sessions as it waits for. Mori is content with more
+    /// (`_handle_transfer_message`, `mori/conn.py`); to the others more is as bad as fewer.
+    pub(crate) fn enough(&self, prefill: EndpointId) -> bool {
+        let (got, required) = (self.sessions_at(prefill), self.required_at(prefill));
+        got == required || (got > required && self.backend == Some(Backend::Mori))
     }
 
     /// Distinct sessions whose METADATA came to this prefill rank.
@@ -269,7 +295,7 @@ impl Room {
     }
 
     fn prefill_progress(&self) -> Progress {
-        let (mut got, mut owed, mut told, mut lost) = (0, 0u32, 0u32, false);
+        let (mut got, mut owed, mut told, mut lost, mut mute) = (0, 0u32, 0u32, false, false);
         let (mut last_asked, mut first_told, mut last_told) = (self.opened_at, None, self.opened_at);
         let mut failed = None;
         for l in &self.links {
@@ -277,13 +303,14 @@ impl Room {
                 got += 1;
                 last_asked = last_asked.max(at);
             }
-            let here = l.received.is_some() || l.told.is_some();
-            if !here || !l.owes() {
+            if l.received.is_none() && l.told.is_none() {
                 continue;
             }
-            owed += 1;
+            owed += u32::from(l.owes());
+            mute |= l.told.is_none();
+            // Of mori's dummies some say how it went (see `match_status`), and one that failed fails the room.
             if let Some(t) = l.told {
-                told += 1;
+                told += u32::from(l.owes());
                 first_told = Some(first_told.map_or(t.at, |f: Mono| f.min(t.at)));
                 last_told = last_told.max(t.at);
                 if t.status == KvPoll::Failed {
@@ -299,7 +326,8 @@ impl Room {
         if let Some(at) = failed.or(self.failed_inside) {
             return p(Phase::Done, at, KvPoll::Failed, Some(Outcome::Failed));
         }
-        if owed > 0 && told == owed && (complete || got == 0) {
+        let all_told = if owed > 0 { told == owed } else { first_told.is_some() && !mute };
+        if all_told && (complete || got == 0) {
             let terminal = (!lost).then_some(Outcome::Success);
             let phase = if lost { Phase::Conclude } else { Phase::Done };
             return p(phase, last_told, KvPoll::Success, terminal);
@@ -337,12 +365,12 @@ impl Room {
             if let Some(at) = l.sent {
                 last_asked = last_asked.max(at);
             }
-            if !(l.sent.is_some() || l.heard.is_some()) || !l.owes() {
+            if l.sent.is_none() && l.heard.is_none() {
                 continue;
             }
-            required += 1;
+            required += u32::from(l.owes());
             if let Some(h) = l.heard {
-                got += 1;
+                got += u32::from(l.owes());
                 first_heard = Some(first_heard.map_or(h.at, |f: Mono| f.min(h.at)));
                 last_heard = last_heard.max(h.at);
                 if h.status == KvPoll::Failed {

@@ -1,21 +1,25 @@
-//! Where open rooms live: slots with generations, linked in the order of opening; and what stands
-//! behind each number.
+//! Where rooms live: open ones in slots with generations, linked in the order of opening; the last closed ones
+//! in a ring; and what stands behind each number.
 //!
-//! Pure and bounded: the caller limits the slots, [`Numbers`] limits the closed ones itself.
-
-use std::collections::VecDeque;
+//! Pure and bounded: the caller limits the slots, [`Closed`] and [`Numbers`] limit themselves. Memory of closed
+//! rooms is used again, because at full rate rooms come and go faster than an allocator likes.
 
 use hashbrown::HashMap;
 
 use crate::event::Mono;
-use crate::rooms::peers::NONE;
+use crate::rooms::peers::{EndpointId, NONE};
 use crate::rooms::room::Room;
+
+/// Rooms whose memory is kept for the next ones: few, so that it is still in the cache.
+const MAX_SPARE: usize = 64;
 
 /// Open rooms.
 #[derive(Debug)]
 pub(crate) struct Slab {
     slots: Vec<Option<Box<Room>>>,
     free: Vec<u32>,
+    /// Memory of rooms that have closed, for the next ones.
+    spare: Vec<Box<Room>>,
     generation: u32,
     first: u32,
     last: u32,
@@ -24,7 +28,15 @@ pub(crate) struct Slab {
 
 impl Slab {
     pub(crate) const fn new() -> Self {
-        Self { slots: Vec::new(), free: Vec::new(), generation: 0, first: NONE, last: NONE, len: 0 }
+        Self {
+            slots: Vec::new(),
+            free: Vec::new(),
+            spare: Vec::new(),
+            generation: 0,
+            first: NONE,
+            last: NONE,
+            len: 0,
+        }
     }
 
     pub(crate) const fn len(&self) -> usize {
@@ -44,8 +56,22 @@ impl Slab {
         self.get_mut(slot).filter(|r| r.generation == generation)
     }
 
-    pub(crate) fn insert(&mut self, mut room: Room) -> u32 {
+    /// Opens a room in a free slot.
+    pub(crate) fn open(
+        &mut self,
+        number: u64,
+        incarnation: u32,
+        at: Mono,
+        home: (EndpointId, EndpointId),
+    ) -> u32 {
         self.generation = self.generation.wrapping_add(1);
+        let mut room = match self.spare.pop() {
+            Some(mut room) => {
+                room.begin(number, incarnation, at, home);
+                room
+            }
+            None => Box::new(Room::new(number, incarnation, at, home)),
+        };
         room.generation = self.generation;
         room.previous = self.last;
         room.next = NONE;
@@ -54,7 +80,7 @@ impl Slab {
             self.slots.push(None);
         }
         if let Some(place) = self.slots.get_mut(slot as usize) {
-            *place = Some(Box::new(room));
+            *place = Some(room);
         }
         match self.last {
             NONE => self.first = slot,
@@ -92,6 +118,13 @@ impl Slab {
         Some(room)
     }
 
+    /// Takes the memory of a removed room back.
+    pub(crate) fn reuse(&mut self, room: Box<Room>) {
+        if self.spare.len() < MAX_SPARE {
+            self.spare.push(room);
+        }
+    }
+
     /// Oldest first.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Room> {
         let mut slot = self.first;
@@ -110,51 +143,133 @@ pub(crate) struct Tomb {
     pub(crate) closed_at: Mono,
 }
 
-/// What stands behind a room number.
-#[derive(Clone, Copy, Debug)]
-struct Place {
-    /// Slot of its open room, [`NONE`] when it has closed.
-    slot: u32,
-    last: Tomb,
+/// The last closed rooms with all that is known of them.
+#[derive(Debug)]
+pub(crate) struct Closed {
+    ring: Vec<Room>,
+    /// Where the next one goes, once the ring is full: where the oldest is.
+    next: usize,
+    max: usize,
+}
+
+impl Closed {
+    pub(crate) const fn new(max: usize) -> Self {
+        Self { ring: Vec::new(), next: 0, max }
+    }
+
+    pub(crate) const fn len(&self) -> usize {
+        self.ring.len()
+    }
+
+    /// Keeps what is known of a room in place of the oldest. Copied: the room's own memory is used again at once.
+    pub(crate) fn keep(&mut self, room: &mut Room) {
+        if self.ring.len() < self.max {
+            let mut kept = Room::new(room.room, room.incarnation, room.opened_at, room.home);
+            kept.take_over(room);
+            self.ring.push(kept);
+        } else if let Some(oldest) = self.ring.get_mut(self.next) {
+            oldest.take_over(room);
+            self.next = (self.next + 1) % self.max;
+        }
+    }
+
+    /// Oldest first.
+    pub(crate) fn iter(&self) -> impl DoubleEndedIterator<Item = &Room> {
+        let (newer, older) = self.ring.split_at_checked(self.next).unwrap_or_default();
+        older.iter().chain(newer)
+    }
 }
 
 /// Room numbers: those of open rooms, and those of closed ones, so that late messages open nothing and lives
-/// are counted. Of the closed ones the oldest make way.
+/// are counted. Of the closed ones the older half makes way when the newer one is full: that costs nothing per
+/// room, where forgetting one at a time means reading one from memory that has long left the cache.
 #[derive(Debug)]
 pub(crate) struct Numbers {
-    places: HashMap<u64, Place>,
-    closed: VecDeque<(u64, u32)>,
-    max_closed: usize,
+    open: HashMap<u64, Slot>,
+    newer: HashMap<u64, Tomb>,
+    older: HashMap<u64, Tomb>,
+    max_half: usize,
+}
+
+/// Where an open room is, and which life of its number it is.
+#[derive(Clone, Copy, Debug)]
+struct Slot {
+    slot: u32,
+    incarnation: u32,
 }
 
 impl Numbers {
-    pub(crate) fn new(max_closed: usize) -> Self {
-        Self { places: HashMap::new(), closed: VecDeque::new(), max_closed }
+    /// Remembers between `max_half` and twice as many closed ones.
+    pub(crate) fn new(max_half: usize) -> Self {
+        Self { open: HashMap::new(), newer: HashMap::new(), older: HashMap::new(), max_half }
     }
 
     /// Slot of the open room.
     pub(crate) fn open(&self, room: u64) -> Option<u32> {
-        self.places.get(&room).map(|p| p.slot).filter(|s| *s != NONE)
+        self.open.get(&room).map(|p| p.slot)
     }
 
     /// The last room of this number, if it has closed.
     pub(crate) fn tomb(&self, room: u64) -> Option<Tomb> {
-        self.places.get(&room).filter(|p| p.slot == NONE).map(|p| p.last)
+        if self.open.contains_key(&room) {
+            return None;
+        }
+        self.newer.get(&room).or_else(|| self.older.get(&room)).copied()
     }
 
     pub(crate) fn begin(&mut self, room: u64, slot: u32, incarnation: u32) {
-        self.places.insert(room, Place { slot, last: Tomb { incarnation, closed_at: Mono(0) } });
+        self.open.insert(room, Slot { slot, incarnation });
     }
 
-    pub(crate) fn end(&mut self, room: u64, last: Tomb) {
-        self.places.insert(room, Place { slot: NONE, last });
-        self.closed.push_back((room, last.incarnation));
-        if self.closed.len() > self.max_closed
-            && let Some((old, incarnation)) = self.closed.pop_front()
-            // A number used again has a later entry: only the last one takes it away.
-            && self.places.get(&old).is_some_and(|p| p.slot == NONE && p.last.incarnation == incarnation)
-        {
-            self.places.remove(&old);
+    pub(crate) fn end(&mut self, room: u64, closed_at: Mono) {
+        let Some(Slot { incarnation, .. }) = self.open.remove(&room) else { return };
+        if self.newer.len() >= self.max_half {
+            std::mem::swap(&mut self.newer, &mut self.older);
+            self.newer.clear();
         }
+        self.newer.insert(room, Tomb { incarnation, closed_at });
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_of_closed_rooms_are_remembered_up_to_the_bound_and_lives_counted() {
+        let mut numbers = Numbers::new(10);
+        for room in 0..100 {
+            numbers.begin(room, 7, 3);
+            assert_eq!((numbers.open(room), numbers.tomb(room).is_none()), (Some(7), true));
+            numbers.end(room, Mono(room));
+            assert_eq!((numbers.open(room), numbers.tomb(room).unwrap().incarnation), (None, 3));
+            let kept = (0..=room).filter(|r| numbers.tomb(*r).is_some()).count();
+            assert!(kept <= 20 && kept >= 10.min(usize::try_from(room).unwrap()), "{kept} after {room}");
+            assert!(
+                (room.saturating_sub(9)..=room).all(|r| numbers.tomb(r).is_some()),
+                "the newest are kept"
+            );
+        }
+        // A life more, while the last one is still remembered.
+        numbers.begin(99, 1, 4);
+        assert!(numbers.tomb(99).is_none());
+        numbers.end(99, Mono(1000));
+        assert_eq!(numbers.tomb(99).unwrap().incarnation, 4);
+    }
+
+    #[test]
+    fn the_last_closed_rooms_are_kept_oldest_first() {
+        let mut closed = Closed::new(3);
+        for number in 0..8 {
+            let mut room = Room::new(number, 0, Mono(number), (NONE, NONE));
+            closed.keep(&mut room);
+            let kept: Vec<u64> = closed.iter().map(|r| r.room).collect();
+            assert_eq!(kept, (number.saturating_sub(2)..=number).collect::<Vec<_>>());
+        }
+        assert_eq!(closed.len(), 3);
+        let mut none = Closed::new(0);
+        none.keep(&mut Room::new(1, 0, Mono(1), (NONE, NONE)));
+        assert_eq!(none.len(), 0);
     }
 }

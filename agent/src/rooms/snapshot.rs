@@ -1,5 +1,9 @@
 //! Turns a room into what is shown and exported of it. Runs only when someone asks or must hear of it.
 
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
 use crate::event::Mono;
 use crate::rooms::model::{MessageMark, Outcome, RankView, Role, RoomSnapshot, View};
 use crate::rooms::peers::EndpointId;
@@ -31,7 +35,7 @@ impl RoomTable {
             decode: room.has_decode.then(|| self.view(room, Role::Decode)),
             messages: room.marks.iter().map(|m| self.message_mark(m)).collect(),
             messages_dropped: room.marks_dropped,
-            verdict,
+            verdict: verdict.map(Box::new),
             recovered: recovered(room),
             was_pinned: room.was_pinned,
             group_size,
@@ -68,17 +72,17 @@ impl RoomTable {
 
     fn view(&self, room: &Room, role: Role) -> View {
         let p = room.progress(role);
-        let mut ranks: Vec<RankView> = Vec::new();
-        let mut sessions = Vec::new();
+        let mut ranks: SmallVec<[RankView; 1]> = SmallVec::new();
+        let mut sessions: SmallVec<[Arc<str>; 1]> = SmallVec::new();
         let mut seen: arrayvec::ArrayVec<EndpointId, { crate::rooms::room::MAX_LINKS }> =
             arrayvec::ArrayVec::new();
         for l in room.links.iter().filter(|l| here(l, role)) {
             let id = if role == Role::Prefill { l.prefill } else { l.decode };
             let session = self.peers.session_name(l.session);
             if let Some(s) = session
-                && !sessions.iter().any(|x| x == s)
+                && !sessions.contains(s)
             {
-                sessions.push(s.to_owned());
+                sessions.push(Arc::clone(s));
             }
             let state = link_state(l, role, &p);
             match seen.iter().position(|x| *x == id).and_then(|i| ranks.get_mut(i)) {
@@ -98,7 +102,7 @@ impl RoomTable {
                             e.and_then(|e| e.rank)
                         },
                         endpoint: e.map(|e| e.address),
-                        session: session.filter(|_| role == Role::Decode).map(str::to_owned),
+                        session: session.filter(|_| role == Role::Decode).cloned(),
                         dummy: l.dummy,
                         state,
                         task: e.and_then(|e| e.task),

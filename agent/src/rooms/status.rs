@@ -8,7 +8,7 @@ use crate::rooms::messages::{Seen, maybe_older};
 use crate::rooms::model::{Completeness, Event, Role};
 use crate::rooms::peers::{Concluded, EndpointId, NONE};
 use crate::rooms::room::{Link, MAX_LINKS, Told};
-use crate::rooms::table::RoomTable;
+use crate::rooms::table::{RoomTable, next_life};
 use crate::sglang::message::{Backend, KvPoll, Status};
 
 impl RoomTable {
@@ -84,7 +84,7 @@ impl RoomTable {
             self.tally.turned_away.orphans += 1;
             return None;
         }
-        let life = self.next_life(m.room);
+        let life = next_life(self.numbers.tomb(m.room));
         let slot = self.open_room(m.room, life, seen.at, (NONE, seen.target), out)?;
         let (backend, releases) = self.learn_backend(seen, NONE);
         let room = self.rooms.get_mut(slot)?;
@@ -112,7 +112,10 @@ impl RoomTable {
             Role::Prefill => l.told.is_none(),
             Role::Decode => l.heard.is_none(),
         };
-        let here = |l: &Link| l.decode == seen.target && unsaid(l) && l.owes();
+        // Mori up to 0.5.19 tells every endpoint whose METADATA it has, and so do its dummies
+        // (`notify_decode_status`, `mori/conn.py`): such a STATUS must not be put down to the rank that owes one.
+        let dummies = seen.backend == Backend::Mori;
+        let here = |l: &Link| l.decode == seen.target && unsaid(l) && (dummies || l.owes());
         let fits = |l: &Link| here(l) && (l.rank.is_none() || l.rank == m.prefill_rank);
         let of = |l: &Link| peers.get(l.prefill);
         let by_rank = |l: &Link| here(l) && l.rank.is_some() && l.rank == m.prefill_rank;
@@ -135,7 +138,11 @@ impl RoomTable {
         if let Some(i) = named.or(sure).or_else(|| links.iter().position(by_number)) {
             return Some(i);
         }
-        let found = links.iter().position(by_host).or_else(|| links.iter().position(fits));
+        let find = |fit: &dyn Fn(&Link) -> bool| {
+            let owing = links.iter().position(|l| l.owes() && fit(l));
+            owing.or_else(|| links.iter().position(fit))
+        };
+        let found = find(&by_host).or_else(|| find(&fits));
         if let Some(i) = found {
             let several = links.iter().filter(|l| fits(l)).count() > 1;
             let one_host = links.iter().filter(|l| by_host(l)).count() != 1;

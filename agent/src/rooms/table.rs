@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeSet, VecDeque};
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use hashbrown::HashMap;
 
@@ -16,14 +17,15 @@ use crate::rooms::estimate::Rule;
 use crate::rooms::model::{Event, Input, Outcome, Role, RoomSnapshot};
 use crate::rooms::peers::{EndpointId, Peers};
 use crate::rooms::room::Room;
-use crate::rooms::slab::{Numbers, Slab, Tomb};
+use crate::rooms::slab::{Closed, Numbers, Slab, Tomb};
 use crate::rooms::wheel::Wheel;
 use crate::sglang::message::{Backend, KvPoll, Releases};
 use crate::verdict::facts::Limits;
 use crate::verdict::model::Class;
 
-/// Numbers of closed rooms remembered, so that late messages open nothing: a minute at 2000 rooms/s.
-const MAX_TOMBS: usize = 131_072;
+/// Numbers of closed rooms remembered at least, so that late messages open nothing: half a minute at 2000
+/// rooms/s. Twice as many at most.
+const MAX_TOMBS: usize = 65_536;
 
 /// How long after its end a message can still be of the closed room: an ABORT comes at most a waiting timeout
 /// after METADATA.
@@ -128,7 +130,7 @@ pub struct RoomTable {
     pub(crate) peers: Peers,
     pub(crate) connections: Connections,
     pub(crate) rooms: Slab,
-    pub(crate) closed: VecDeque<Box<Room>>,
+    pub(crate) closed: Closed,
     pub(crate) numbers: Numbers,
     pub(crate) wheel: Wheel,
     /// Rooms that may be given up when space runs out: nothing is owed, or their end cannot be seen.
@@ -154,7 +156,7 @@ impl RoomTable {
             peers: Peers::default(),
             connections: Connections::new(config.max_connections),
             rooms: Slab::new(),
-            closed: VecDeque::new(),
+            closed: Closed::new(config.max_closed),
             numbers: Numbers::new(MAX_TOMBS),
             wheel: Wheel::new(),
             expendable: VecDeque::new(),
@@ -330,7 +332,7 @@ impl RoomTable {
             Some(Peer {
                 prefill: self.peers.address(p.prefill)?,
                 decode: self.peers.address(p.decode)?,
-                session: self.peers.session_name(p.session)?.to_owned(),
+                session: self.peers.session_name(p.session)?.to_string(),
                 decode_rank: registered(p.prefill, p.session),
                 backend: p.backend,
                 releases: p.releases,
@@ -358,7 +360,7 @@ impl RoomTable {
             self.turned_away_at = Some(at);
             return None;
         }
-        let slot = self.rooms.insert(Room::new(room, incarnation, at, home));
+        let slot = self.rooms.open(room, incarnation, at, home);
         self.numbers.begin(room, slot, incarnation);
         Some(slot)
     }
@@ -388,14 +390,10 @@ impl RoomTable {
                 self.tally.close(role, room.progress(role).terminal.unwrap_or(outcome));
             }
         }
-        self.numbers.end(room.room, Tomb { incarnation: room.incarnation, closed_at: at });
-        out.push(Event::Closed(self.snapshot_of(&room, at)));
-        if self.config.max_closed > 0 {
-            if self.closed.len() >= self.config.max_closed {
-                self.closed.pop_front();
-            }
-            self.closed.push_back(room);
-        }
+        self.numbers.end(room.room, at);
+        out.push(Event::Closed(Arc::new(self.snapshot_of(&room, at))));
+        self.closed.keep(&mut room);
+        self.rooms.reuse(room);
     }
 
     /// Takes a room out of the pinned ones and its group.
@@ -426,17 +424,17 @@ impl RoomTable {
         self.numbers.tomb(room).is_some_and(|t| at.since(t.closed_at) < LATE_FOR)
     }
 
-    /// Which life of this number begins now.
-    pub(crate) fn next_life(&self, room: u64) -> u32 {
-        self.numbers.tomb(room).map_or(0, |t| t.incarnation.saturating_add(1))
-    }
-
     pub(crate) fn count_state(&mut self, role: Role, state: KvPoll, more: bool) {
         let row = self.states.get_mut(usize::from(role == Role::Decode));
         if let Some(n) = row.and_then(|r| r.get_mut(state as usize)) {
             *n = if more { *n + 1 } else { n.saturating_sub(1) };
         }
     }
+}
+
+/// Which life of a number begins, after its last room.
+pub(crate) fn next_life(last: Option<Tomb>) -> u32 {
+    last.map_or(0, |t| t.incarnation.saturating_add(1))
 }
 
 const STATES: [KvPoll; 5] =

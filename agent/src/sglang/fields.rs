@@ -6,6 +6,7 @@
 use std::net::IpAddr;
 
 use super::message::Endpoint;
+use super::msgpack;
 use crate::zmtp::{Frame, Multipart};
 
 /// Frame `index` when all of it was kept.
@@ -46,9 +47,30 @@ pub(super) fn signed(parts: &Multipart<'_>, index: usize) -> Option<i64> {
 
 /// A name: printable ASCII without blanks, not empty.
 pub(super) fn name<'a>(parts: &Multipart<'a>, index: usize) -> Option<&'a str> {
-    let bytes = whole(parts, index)?;
+    as_name(whole(parts, index)?)
+}
+
+fn as_name(bytes: &[u8]) -> Option<&str> {
     let fits = !bytes.is_empty() && bytes.iter().all(u8::is_ascii_graphic);
     if fits { std::str::from_utf8(bytes).ok() } else { None }
+}
+
+/// The engine key in a mori engine descriptor: the first item of its array (`EngineDesc`, mori
+/// `include/mori/io/common.hpp`), empty where the descriptor is of another shape. `None` for an empty frame.
+pub(super) fn engine_key<'a>(parts: &Multipart<'a>, index: usize) -> Option<&'a str> {
+    let frame = parts.frame(index).filter(|f| !f.is_empty())?;
+    let key = msgpack::array(frame.bytes).and_then(|(_, items)| msgpack::text(items));
+    Some(key.and_then(as_name).unwrap_or_default())
+}
+
+/// How many memory descriptors a frame lists (`_pack_mem_desc_list`, SGLang `disaggregation/mori/conn.py`: an array of
+/// binaries, or an empty frame).
+pub(super) fn descriptors(parts: &Multipart<'_>, index: usize) -> Option<u32> {
+    let frame = parts.frame(index)?;
+    if frame.is_empty() {
+        return Some(0);
+    }
+    u32::try_from(msgpack::array(frame.bytes)?.0).ok()
 }
 
 /// Free text as far as it was kept and is UTF-8.

@@ -1,8 +1,8 @@
 //! The layouts: for each backend and kind of message, how many frames it has in which releases, and where
 //! its fields stand.
 //!
-//! Data only, newest first. Sources: SGLang `disaggregation/{mooncake,nixl,common}/conn.py` of releases
-//! 0.4.5.post3 to 0.5.23 (every minor, some posts). A new backend or release is new rows.
+//! Data only, newest first. Sources: SGLang `disaggregation/{mooncake,nixl,mori,common}/conn.py` of
+//! releases 0.4.5.post3 to 0.5.23 (every minor, some posts; mori from 0.5.9). A new backend or release is new rows.
 
 use super::message::{Backend, Release, Releases};
 
@@ -53,6 +53,7 @@ pub(super) static ABORT_ACK: [Count; 3] = [
     count(2, Backend::Shared, since(r5(13))),
 ];
 pub(super) static KV_STATUS: [Count; 1] = [count(5, Backend::Nixl, since(r5(20)))];
+pub(super) static MORI_STATUS: [Count; 1] = [count(5, Backend::Mori, since(r5(9)))];
 pub(super) static STATUS: [Count; 2] =
     [count(3, Backend::Mooncake, since(r4(8, 1))), count(2, Backend::Mooncake, between(r4(5, 3), r4(8, 0)))];
 pub(super) static PP_STATE: [Count; 1] = [count(1, Backend::Shared, since(r5(22)))];
@@ -67,6 +68,8 @@ pub(super) const KV_STATUS_SUCCESS: Releases = since(r5(23));
 pub(super) enum Test {
     /// Nothing but the fields themselves.
     Fields,
+    /// This frame is empty.
+    Empty(usize),
     /// This frame is a packed list (or empty).
     Packed(usize),
     /// This frame is a plain array (or empty).
@@ -107,6 +110,7 @@ pub(super) struct MetadataLayout {
     pub(super) width: u64,
     pub(super) aux: usize,
     pub(super) required: Option<usize>,
+    /// Tokens that decode already has. Mori leaves the frame empty where there are none.
     pub(super) prefix: Option<usize>,
     pub(super) dummy: DummyRule,
     pub(super) test: Test,
@@ -280,6 +284,48 @@ pub(super) static METADATA_NIXL: [MetadataLayout; 8] = [
     },
 ];
 
+/// Mori.
+const MORI: MetadataLayout = MetadataLayout {
+    frames: 10,
+    releases: since(r5(14)),
+    room: 1,
+    session: Some(4),
+    index: 5,
+    width: 4,
+    aux: 6,
+    required: Some(8),
+    prefix: Some(9),
+    dummy: DummyRule::BothEmpty,
+    test: Test::Fields,
+    backend: Backend::Mori,
+};
+
+/// METADATA behind `MoriMsgGuard`. Those with nine frames differ in the state indices (frame 7).
+pub(super) static METADATA_MORI: [MetadataLayout; 4] = [
+    MORI,
+    MetadataLayout {
+        frames: 9,
+        releases: between(r5(13), r5(13)),
+        prefix: None,
+        test: Test::Packed(7),
+        ..MORI
+    },
+    MetadataLayout {
+        frames: 9,
+        releases: between(r5(12), r5(12)),
+        prefix: None,
+        test: Test::Plain(7),
+        ..MORI
+    },
+    MetadataLayout {
+        frames: 9,
+        releases: between(r5(9), r5(11)),
+        prefix: None,
+        test: Test::Empty(7),
+        ..MORI
+    },
+];
+
 /// Guard and room, nothing else: the dummy of NIXL 0.4.6.post5.
 pub(super) const NIXL_SHORT_DUMMY: Count = count(2, Backend::Nixl, between(r4(6, 5), r4(6, 5)));
 
@@ -290,6 +336,7 @@ pub(super) struct RegisterLayout {
     pub(super) releases: Releases,
     /// Decode's address; its port follows.
     pub(super) host: usize,
+    /// Mori: the engine descriptor, which begins with the engine key.
     pub(super) session: usize,
     pub(super) agent_metadata: Option<usize>,
     pub(super) kv: usize,
@@ -409,4 +456,28 @@ pub(super) static REGISTER_NIXL: [RegisterLayout; 9] = [
         staging: None,
         ..NIXL_REGISTER
     },
+];
+
+const MORI_REGISTER: RegisterLayout = RegisterLayout {
+    frames: 18,
+    releases: since(r5(22)),
+    host: 2,
+    session: 4,
+    agent_metadata: None,
+    kv: 5,
+    aux: 6,
+    tp_rank: Some(10),
+    tp_size: Some(9),
+    item_len: Some(11),
+    staging: None,
+    test: Test::Fields,
+    backend: Backend::Mori,
+};
+
+/// REGISTER behind `MoriMsgGuard`.
+pub(super) static REGISTER_MORI: [RegisterLayout; 4] = [
+    MORI_REGISTER,
+    RegisterLayout { frames: 14, releases: between(r5(13), r5(21)), test: Test::Packed(12), ..MORI_REGISTER },
+    RegisterLayout { frames: 14, releases: between(r5(12), r5(12)), test: Test::Plain(12), ..MORI_REGISTER },
+    RegisterLayout { frames: 12, releases: between(r5(9), r5(11)), ..MORI_REGISTER },
 ];

@@ -152,7 +152,8 @@ pub enum Message<'a> {
 pub struct Register<'a> {
     /// Decode rank's endpoint (its PULL socket).
     pub decode: Endpoint<'a>,
-    /// Session: mooncake `host:port` of the transfer engine, NIXL agent name, mori engine key.
+    /// Session: mooncake `host:port` of the transfer engine, NIXL agent name, mori engine key (empty where its
+    /// descriptor is of another shape).
     pub session: &'a str,
     /// Decode's tensor-parallel rank, where the layout has it.
     pub tp_rank: Option<u32>,

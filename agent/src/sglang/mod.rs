@@ -7,9 +7,12 @@
 mod fields;
 mod layouts;
 pub mod message;
+mod msgpack;
 mod pp;
 
-use self::fields::{endpoint, name, number, number32, pointers, prose, signed, whole};
+use self::fields::{
+    descriptors, endpoint, engine_key, name, number, number32, pointers, prose, signed, whole,
+};
 use self::layouts::{Count, DummyRule, MetadataLayout, RegisterLayout, Test};
 use self::message::{
     AbortAck, AuxData, Backend, ChunkReady, Decoded, Endpoint, KvPoll, Message, Metadata, Register, Releases,
@@ -27,7 +30,7 @@ const NO_ROOM: &[u8] = b"None";
 /// Why a message was not decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Unknown {
-    /// Mori's guard frame: known, not decoded yet.
+    /// `MoriMsgGuard`, but no layout of mori.
     Mori,
     /// `NixlMsgGuard`, but no layout of NIXL.
     Nixl,
@@ -61,7 +64,7 @@ pub fn decode<'a>(parts: &Multipart<'a>) -> Result<Decoded<'a>, Unknown> {
     match first {
         [b'0'..=b'9', ..] => status(parts).or_else(|| metadata(parts, &layouts::METADATA_BARE)),
         NIXL_GUARD => return nixl(parts).ok_or(Unknown::Nixl),
-        MORI_GUARD => return Err(Unknown::Mori),
+        MORI_GUARD => return mori(parts).ok_or(Unknown::Mori),
         NO_ROOM => register(parts, &layouts::REGISTER_BARE),
         b"ABORT" => abort(parts),
         b"BOOTSTRAP" => bootstrap(parts),
@@ -91,16 +94,12 @@ const ROOM_PROVES: u64 = 1_000_000_000;
 const RANK_MAX: u32 = 4095;
 
 /// What a message proves. One without a tag must not be the tail of another: KV_STATUS behind its tag is a
-/// STATUS with a frame too many, NIXL's METADATA behind its guard is mooncake's with another kind of session, the
-/// last two frames of a STATUS are one whose room is a state. What is left is the tail of an ABORT_ACK,
+/// STATUS with a frame too many (mori's behind its guard as well), METADATA of NIXL and mori behind their guards is
+/// mooncake's with another kind of session, the last two frames of a STATUS are one whose room is a state. What is left is the tail of an ABORT_ACK,
 /// `room, rank, generation`, where a call begins just behind its tag.
 fn recognise(parts: &Multipart<'_>) -> Recognition {
-    let decoded = match decode(parts) {
-        Ok(decoded) => decoded,
-        Err(Unknown::Mori) if parts.count() >= 5 => return Recognition::Tagged,
-        Err(_) => return Recognition::No,
-    };
-    let guarded = decoded.backend == Backend::Nixl && whole(parts, 0) == Some(NIXL_GUARD);
+    let Ok(decoded) = decode(parts) else { return Recognition::No };
+    let guarded = matches!(whole(parts, 0), Some(NIXL_GUARD | MORI_GUARD));
     let proves = match decoded.message {
         Message::Metadata(_) | Message::Register(_) if guarded => return Recognition::Tagged,
         Message::Status(s) if decoded.backend == Backend::Mooncake => {
@@ -111,13 +110,22 @@ fn recognise(parts: &Multipart<'_>) -> Recognition {
                 && s.prefill_rank.map_or(s.room >= ROOM_PROVES, |rank| rank <= RANK_MAX)
         }
         Message::Metadata(Metadata { session, .. }) => {
-            session.contains(':') || decoded.backend == Backend::Nixl
+            is_host_and_port(session) || decoded.backend == Backend::Nixl
         }
-        Message::Register(Register { session, .. }) => session.contains(':'),
+        Message::Register(Register { session, .. }) => is_host_and_port(session),
         Message::PpState(_) => true,
         _ => return Recognition::Tagged,
     };
     if proves && decoded.extra_frames == 0 { Recognition::Plain } else { Recognition::Weak }
+}
+
+/// Whether a session is of mooncake's kind, `host:port` or `[v6]:port`. A mori engine key ends in an address, which
+/// with IPv6 has colons, too.
+fn is_host_and_port(session: &str) -> bool {
+    session.rsplit_once(':').is_some_and(|(host, port)| {
+        let bracketed = host.starts_with('[') && host.ends_with(']');
+        (bracketed || !host.contains(':')) && port.bytes().all(|b| b.is_ascii_digit())
+    })
 }
 
 /// First frames that are fixed text.
@@ -192,19 +200,17 @@ fn status<'a>(parts: &Multipart<'a>) -> Option<Decoded<'a>> {
 
 fn kv_status<'a>(parts: &Multipart<'a>) -> Option<Decoded<'a>> {
     let status = KvPoll::from_wire(number(parts, 2)?)?;
-    let mut decoded = counted(parts, &layouts::KV_STATUS, |_| {
-        let prefill_rank = Some(number32(parts, 3)?);
-        Some(Message::Status(Status {
-            room: number(parts, 1)?,
-            status,
-            prefill_rank,
-            reason: prose(parts, 4),
-        }))
-    })?;
+    let mut decoded = counted(parts, &layouts::KV_STATUS, |_| reasoned_status(parts, status))?;
     if status != KvPoll::Failed {
         decoded.releases = narrowed(decoded.releases, layouts::KV_STATUS_SUCCESS);
     }
     Some(decoded)
+}
+
+/// A STATUS behind a tag, with the reason of a failure: NIXL's and mori's.
+fn reasoned_status<'a>(parts: &Multipart<'a>, status: KvPoll) -> Option<Message<'a>> {
+    let prefill_rank = Some(number32(parts, 3)?);
+    Some(Message::Status(Status { room: number(parts, 1)?, status, prefill_rank, reason: prose(parts, 4) }))
 }
 
 fn narrowed(a: Releases, b: Releases) -> Releases {
@@ -315,6 +321,20 @@ fn nixl<'a>(parts: &Multipart<'a>) -> Option<Decoded<'a>> {
     metadata(parts, &layouts::METADATA_NIXL)
 }
 
+fn mori<'a>(parts: &Multipart<'a>) -> Option<Decoded<'a>> {
+    if whole(parts, 1) == Some(NO_ROOM) {
+        return register(parts, &layouts::REGISTER_MORI);
+    }
+    // METADATA has an address where STATUS has its digit.
+    match whole(parts, 2)? {
+        [digit @ b'0'..=b'4'] => {
+            let status = KvPoll::from_wire(u64::from(digit.wrapping_sub(b'0')))?;
+            counted(parts, &layouts::MORI_STATUS, |_| reasoned_status(parts, status))
+        }
+        _ => metadata(parts, &layouts::METADATA_MORI),
+    }
+}
+
 /// What `metadata` and `register` need of a row of their tables.
 trait Layout: Copy {
     fn frames(&self) -> u32;
@@ -361,6 +381,7 @@ fn passes(test: Test, parts: &Multipart<'_>) -> bool {
     };
     match test {
         Test::Fields => true,
+        Test::Empty(i) => parts.frame(i).is_some_and(|f| f.is_empty()),
         Test::Packed(i) => check(i, fields::is_packed_list, true),
         Test::Plain(i) => check(i, fields::is_packed_list, false),
         Test::Wide(i) => check(i, fields::is_wide, true),
@@ -425,7 +446,11 @@ impl Layout for MetadataLayout {
             aux_index,
             dummy,
             required: field(self.required, |at| number32(parts, at)).ok()?,
-            decode_prefix_len: field(self.prefix, |at| number(parts, at)).ok()?,
+            decode_prefix_len: field(self.prefix, |at| match parts.frame(at)? {
+                none if none.is_empty() && self.backend == Backend::Mori => Some(0),
+                _ => number(parts, at),
+            })
+            .ok()?,
         }))
     }
 }
@@ -449,13 +474,17 @@ impl Layout for RegisterLayout {
 
     fn read<'a>(&self, parts: &Multipart<'a>) -> Option<Message<'a>> {
         let decode = endpoint(parts, self.host, self.host.checked_add(1)?)?;
+        let (session, buffers): (_, fn(&Multipart<'_>, usize) -> Option<u32>) = match self.backend {
+            Backend::Mori => (engine_key(parts, self.session)?, descriptors),
+            _ => (name(parts, self.session)?, pointers),
+        };
         Some(Message::Register(Register {
             decode,
-            session: name(parts, self.session)?,
+            session,
             tp_rank: field(self.tp_rank, |at| number32(parts, at)).ok()?,
             tp_size: field(self.tp_size, |at| number32(parts, at)).ok()?,
-            kv_buffers: Some(pointers(parts, self.kv)?),
-            aux_buffers: Some(pointers(parts, self.aux)?),
+            kv_buffers: Some(buffers(parts, self.kv)?),
+            aux_buffers: Some(buffers(parts, self.aux)?),
             kv_item_len: field(self.item_len, |at| number(parts, at)).ok()?,
             agent_metadata_len: field(self.agent_metadata, |at| Some(parts.frame(at)?.len)).ok()?,
             staging: self.staging.and_then(|at| staging(parts, at)),

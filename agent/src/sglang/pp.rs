@@ -1,9 +1,10 @@
-//! The one message in msgpack: an entry of the PP consensus store (SGLang
+//! The one message that is all msgpack: an entry of the PP consensus store (SGLang
 //! `disaggregation/pp_consensus_store.py` ≥ 0.5.22), `[kind, pp rank, room, status or nil]`.
 //!
 //! Pure. Reads exactly that array of unsigned integers and nothing else.
 
 use super::message::{KvPoll, PpState};
+use super::msgpack::uint;
 
 /// msgpack: fixarray of four.
 pub(super) const ARRAY_OF_FOUR: u8 = 0x94;
@@ -29,19 +30,4 @@ pub(super) fn read(frame: &[u8]) -> Option<PpState> {
         _ => return None,
     };
     Some(PpState { room, pp_rank, status })
-}
-
-/// An unsigned integer in any of msgpack's widths.
-fn uint(bytes: &[u8]) -> Option<(u64, &[u8])> {
-    let (tag, rest) = bytes.split_first()?;
-    let width = match tag {
-        0..=0x7f => return Some((u64::from(*tag), rest)),
-        0xcc => 1,
-        0xcd => 2,
-        0xce => 4,
-        0xcf => 8,
-        _ => return None,
-    };
-    let (digits, rest) = rest.split_at_checked(width)?;
-    Some((digits.iter().fold(0, |n, b| n << 8 | u64::from(*b)), rest))
 }

@@ -5,7 +5,7 @@
 use crate::rooms::model::{Completeness, Role};
 use crate::sglang::message::{Backend, Release};
 use crate::verdict::facts::Facts;
-use crate::verdict::judge::Judgement;
+use crate::verdict::judge::{Judgement, maybe_ignored};
 use crate::verdict::model::{Candidate, Class, Confidence};
 
 const REQUEST: &str = "the request at prefill's HTTP port: still open, ended, or never begun";
@@ -23,6 +23,9 @@ const fn reading(
 
 const P: Option<Role> = Some(Role::Prefill);
 const D: Option<Role> = Some(Role::Decode);
+
+/// Mori before 0.5.19 drops ABORT.
+const IGNORED: Candidate = reading(Class::AbortIgnored, &["M6"], P, "prefill's release");
 
 /// All other readings of `j`, most likely first.
 pub(crate) fn candidates(f: &Facts, j: &Judgement) -> Vec<Candidate> {
@@ -47,9 +50,14 @@ pub(crate) fn candidates(f: &Facts, j: &Judgement) -> Vec<Candidate> {
         Class::Unknown if abort_alone(f) => {
             vec![reading(Class::AbortBeforeEntry, &["M1", "M44"], P, REQUEST), older()]
         }
+        Class::Unknown if maybe_ignored(f) => vec![IGNORED],
         _ => Vec::new(),
     };
     list.retain(|c| c.class != j.class);
+    if f.backend == Some(Backend::Mori) {
+        // Its receive loop survives what it cannot read: M4, M18 and M38 are the other backends'.
+        list.retain(|c| c.class != Class::ReceiverSilent);
+    }
     // A proven fact leaves no other reading.
     if j.confidence == Confidence::Certain {
         list.clear();
@@ -89,7 +97,7 @@ fn silent_prefill(f: &Facts) -> Vec<Candidate> {
         );
     }
     if f.backend == Some(Backend::Mori) && f.releases.is_some_and(|r| r.min < Release::new(0, 5, 19, 0)) {
-        list.push(reading(Class::AbortIgnored, &["M6"], P, "prefill's release"));
+        list.push(IGNORED);
     }
     list
 }
@@ -117,7 +125,7 @@ fn awaiting(f: &Facts) -> Vec<Candidate> {
 
 fn aborted(f: &Facts) -> Vec<Candidate> {
     let held: &'static [&'static str] =
-        if f.backend == Some(Backend::Mooncake) { &["M15"] } else { &["M17"] };
+        if matches!(f.backend, Some(Backend::Mooncake | Backend::Mori)) { &["M15"] } else { &["M17"] };
     let mut list = vec![
         reading(
             Class::NotApplicable,

@@ -9,7 +9,7 @@ use crate::rooms::model::{Completeness, Phase, Role};
 use crate::verdict::actions::actions;
 use crate::verdict::candidates::candidates;
 use crate::verdict::facts::{Dummies, Facts, Sent};
-use crate::verdict::judge::{Judgement, OVERTAKEN, Who, acknowledges_abort};
+use crate::verdict::judge::{Judgement, OVERTAKEN, Who, acknowledges_abort, maybe_ignored};
 use crate::verdict::model::{Class, Party, Verdict};
 
 impl Facts {
@@ -130,6 +130,10 @@ fn abort(f: &Facts, lines: &mut Vec<String>) {
             f.moment(at)
         )),
         Some(at) => lines.push(format!("ABORT_ACK at {}", f.moment(at))),
+        None if maybe_ignored(f) => lines.push(
+            "mori before 0.5.19 drops ABORT and goes on, later releases fail the room: the messages do not tell which"
+                .to_owned(),
+        ),
         None if a.generation => lines.push("no ABORT_ACK, though this ABORT asks for one".to_owned()),
         None => lines.push("no ABORT_ACK (an ABORT without generation need not get one)".to_owned()),
     }

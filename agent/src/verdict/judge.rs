@@ -100,6 +100,8 @@ pub(crate) enum AbortEffect {
     Fails,
     /// It is dropped (M6: mori 0.5.13–0.5.18 calls it malformed).
     Dropped,
+    /// One of the two: the release is not known closely enough (mori from 0.5.14 to 0.5.21 has one layout).
+    MayBeDropped,
     /// It may find no entry although METADATA came (M44: NIXL up to 0.5.21).
     MayVanish,
 }
@@ -110,6 +112,7 @@ pub(crate) fn abort_effect(backend: Option<Backend>, releases: Option<Releases>)
         Some(Backend::Mooncake) => AbortEffect::Fails,
         Some(Backend::Mori) if below(releases, release(5, 19)) => AbortEffect::Dropped,
         Some(Backend::Mori) if at_least(releases, release(5, 19)) => AbortEffect::Fails,
+        Some(Backend::Mori) => AbortEffect::MayBeDropped,
         Some(Backend::Nixl) if at_least(releases, release(5, 22)) => AbortEffect::Fails,
         _ => AbortEffect::MayVanish,
     }
@@ -151,7 +154,7 @@ pub(crate) fn judge(f: &Facts) -> Option<Judgement> {
     if let Some(j) = proven(f) {
         return Some(j);
     }
-    if !f.overdue() {
+    if !f.overdue() && !still_waits(f) {
         return None;
     }
     Some(not_a_pin(f).or_else(|| transport(f)).or_else(|| lost_peer(f)).unwrap_or_else(|| by_phase(f)))
@@ -185,6 +188,9 @@ fn not_a_pin(f: &Facts) -> Option<Judgement> {
         Dummies::Unknown => return silent(Class::Unknown),
         Dummies::Some => {}
     }
+    if maybe_ignored(f) {
+        return silent(Class::Unknown);
+    }
     let waits = matches!(f.phase, Phase::Transfer | Phase::Conclude);
     if waits && !f.observable {
         return silent(Class::CompletionNotObservable);
@@ -197,6 +203,19 @@ fn not_a_pin(f: &Facts) -> Option<Judgement> {
 fn unanswered_abort(f: &Facts) -> bool {
     let silent = |a: AbortFact| a.before_metadata && !a.generation && a.acknowledged.is_none();
     f.phase == Phase::Abort && f.abort.is_some_and(silent) && acknowledges_abort(f)
+}
+
+/// Whether an ABORT has either failed the room or been dropped, and nothing tells which.
+pub(crate) fn maybe_ignored(f: &Facts) -> bool {
+    f.phase == Phase::Abort
+        && f.abort.is_some_and(|a| !a.before_metadata)
+        && abort_effect(f.backend, f.releases) == AbortEffect::MayBeDropped
+}
+
+/// Such an ABORT ends no wait that was too long before it.
+fn still_waits(f: &Facts) -> bool {
+    let long = f.metadata_at.is_some_and(|at| f.now.since(at) >= f.threshold);
+    maybe_ignored(f) && (long || f.pinned_since.is_some())
 }
 
 /// Something in the way of the message.
@@ -321,12 +340,14 @@ fn separate(f: &Facts) -> Class {
         let several = o.silent_in_session >= SILENT_SESSION;
         return if several { Class::TransferWorkerSilent } else { Class::TransferNotConcluded };
     }
-    let foreign = f.foreign.is_some_and(|x| o.last_answer.is_none_or(|a| x.at >= a));
-    if foreign || o.silent_at_rank >= SILENT_RANK {
-        Class::ReceiverSilent
-    } else {
-        Class::TransferNotConcluded
+    let silent_rank = o.silent_at_rank >= SILENT_RANK;
+    if f.backend == Some(Backend::Mori) {
+        // Its receive loop logs whatever it cannot read and goes on (`_start_bootstrap_thread`, `mori/conn.py`);
+        // a transfer that blocks holds up every room behind it (M21).
+        return if silent_rank { Class::TransferWorkerSilent } else { Class::TransferNotConcluded };
     }
+    let foreign = f.foreign.is_some_and(|x| o.last_answer.is_none_or(|a| x.at >= a));
+    if foreign || silent_rank { Class::ReceiverSilent } else { Class::TransferNotConcluded }
 }
 
 /// A judgement in the making.

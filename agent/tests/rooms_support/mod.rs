@@ -97,6 +97,10 @@ pub const NIXL_OLD: Layout =
 pub const MORI_OLD: Layout =
     Layout { backend: Backend::Mori, register: (r(5, 13), r(5, 18)), metadata: (r(5, 14), r(5, 18)) };
 
+/// Of these nothing tells whether an ABORT is dropped.
+pub const MORI_OPEN: Layout =
+    Layout { backend: Backend::Mori, register: (r(5, 13), r(5, 21)), metadata: (r(5, 14), r(5, 23)) };
+
 pub struct World {
     pub table: RoomTable,
     pub out: Vec<Event>,
@@ -217,6 +221,11 @@ impl World {
             extra_frames: 0,
             message,
         };
+        self.deliver(from, to, &decoded, arrives);
+    }
+
+    /// A message as the decoder hands it on.
+    pub fn deliver(&mut self, from: &Rank, to: &Rank, decoded: &Decoded<'_>, arrives: bool) {
         let sent = self.end(from, to, Direction::Sent);
         let end = {
             let place = self.sockets.get_mut(&(from.clone(), to.clone())).unwrap();
@@ -225,20 +234,14 @@ impl World {
         };
         if self.visible(from.role) {
             let at = Mono(self.now);
-            self.input(&Input::Message {
-                at,
-                connection: sent,
-                direction: Direction::Sent,
-                end,
-                decoded: &decoded,
-            });
+            self.input(&Input::Message { at, connection: sent, direction: Direction::Sent, end, decoded });
         }
         self.now += 100_000;
         if arrives && self.visible(to.role) {
             let connection = self.end(from, to, Direction::Received);
             let at = Mono(self.now);
             let direction = Direction::Received;
-            self.input(&Input::Message { at, connection, direction, end, decoded: &decoded });
+            self.input(&Input::Message { at, connection, direction, end, decoded });
         }
     }
 
@@ -386,7 +389,7 @@ impl World {
     /// The first pin of a room: seconds since the start, verdict.
     pub fn pin(&self, room: u64) -> Option<(f64, &Verdict)> {
         self.events(room).iter().find_map(|e| match e {
-            Event::Pinned(s) => Some(((s.at.0 - START) as f64 / 1e9, s.verdict.as_ref().unwrap())),
+            Event::Pinned(s) => Some(((s.at.0 - START) as f64 / 1e9, s.verdict.as_deref().unwrap())),
             _ => None,
         })
     }
@@ -403,7 +406,7 @@ impl World {
     }
 
     pub fn verdict(&self, room: u64) -> Verdict {
-        self.last(room).verdict.unwrap_or_else(|| panic!("room {room} has no verdict"))
+        *self.last(room).verdict.unwrap_or_else(|| panic!("room {room} has no verdict"))
     }
 
     pub fn class(&self, room: u64) -> Option<Class> {

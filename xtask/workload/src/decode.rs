@@ -1,6 +1,6 @@
 //! A decode rank: receivers, KV memory, status thread and scheduler queues of SGLang, without the GPU.
 //!
-//! Source: `common/conn.py`, `mooncake/conn.py` 0.5.23, `nixl/conn.py` 0.5.17 and 0.5.20, `decode.py`.
+//! Source: `common/conn.py`, `mooncake/conn.py` and `mori/conn.py` 0.5.23, `nixl/conn.py` 0.5.17 and 0.5.20, `decode.py`.
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::io::Read;
@@ -89,7 +89,11 @@ pub(crate) fn run(
     let kv_port = kv.local_addr()?.port();
     let ip = config.advertise.to_string();
     let kv_endpoint = SocketAddr::new(config.advertise, kv_port).to_string();
-    let session = if config.engine.nixl() { agent_name(kv_port) } else { kv_endpoint.clone() };
+    let session = match config.engine {
+        Engine::Mooncake0523 => kv_endpoint.clone(),
+        Engine::Nixl0517 | Engine::Nixl0520 => agent_name(kv_port),
+        Engine::Mori0523 => engine_key(config, kv_port),
+    };
     let name = DecodeName { ip: ip.clone(), port, session: session.clone(), kv_endpoint, tp: config.tp };
     let tables = Arc::new(Mutex::new(Tables {
         status: StatusTable::new(config.engine),
@@ -102,7 +106,7 @@ pub(crate) fn run(
         while !closing.load(Ordering::Relaxed) {
             match pull.recv_multipart(0) {
                 Ok(frames) => {
-                    if !hear(engine, &shared, &frames) {
+                    if !hear(engine, &shared, &frames) && engine.dies_of_nonsense() {
                         eprintln!("decode thread died: not a message of {engine:?}: {} frames", frames.len());
                         break;
                     }
@@ -179,11 +183,19 @@ fn agent_name(salt: u16) -> String {
     )
 }
 
+/// `_init_engine` of `mori/conn.py`.
+fn engine_key(config: &RankConfig, salt: u16) -> String {
+    let (rank, pid, name) = (config.tp.0, std::process::id(), agent_name(salt));
+    let suffix = name.get(..8).unwrap_or_default();
+    format!("io-decode-dp0-tp{rank}-pid{pid}-{}-{suffix}", config.advertise)
+}
+
 /// The status thread's message handler.
 fn hear(engine: Engine, tables: &Mutex<Tables>, frames: &wire::Frames) -> bool {
     let Some(message) = wire::to_decode(engine, frames) else { return false };
     let mut tables = lock(tables);
     match message {
+        ToDecode::AuxData => {}
         ToDecode::AbortAck { room } => {
             tables.acked.insert(room);
         }

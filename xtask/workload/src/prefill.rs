@@ -1,6 +1,6 @@
 //! A prefill rank: bootstrap thread, transfer workers and scheduler queues of SGLang, without the GPU.
 //!
-//! Source: `mooncake/conn.py` 0.5.23, `nixl/conn.py` 0.5.17 and 0.5.20, `common/conn.py`, `prefill.py`. What a room
+//! Source: `mooncake/conn.py` and `mori/conn.py` 0.5.23, `nixl/conn.py` 0.5.17 and 0.5.20, `common/conn.py`, `prefill.py`. What a room
 //! comes to follows from the order of messages and from faults alone; nothing here is told which room shall pin.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -74,8 +74,9 @@ impl Manager {
                 let mut tables = lock(&self.tables);
                 let infos = tables.infos.entry(room).or_default();
                 infos.insert(session, Target { ip, port, dummy, required });
-                // Equal, not at least: a session too many never fires either.
-                if infos.len() == required as usize {
+                // Equal, not at least: a session too many never fires either. But mori tests for at least.
+                let (got, required) = (infos.len(), required as usize);
+                if got == required || (got > required && self.engine.mori()) {
                     tables.prefix.insert(room, 0);
                     tables.status.update(room, KvPoll::WaitingForInput);
                 }
@@ -141,6 +142,9 @@ impl Manager {
     /// Index of the worker of a room's session set; `None` without transfer info.
     fn worker_of(&self, tables: &Tables, room: u64) -> Option<usize> {
         let infos = tables.infos.get(&room)?;
+        if self.engine.mori() {
+            return usize::try_from(room.checked_rem(self.workers.len() as u64)?).ok();
+        }
         let port = |session: &str, target: &Target| -> u64 {
             if self.engine.nixl() {
                 u64::from(target.port)
@@ -210,13 +214,18 @@ impl Manager {
                 .and_then(|kv| if self.move_kv { self.write_kv(room, &kv, streams) } else { Ok(()) });
             if let Err(error) = sent {
                 eprintln!("failed to send kv chunk of {room} to {}:{}: {error:#}", target.ip, target.port);
-                if !self.engine.nixl() {
+                if self.engine == Engine::Mooncake0523 {
                     lock(&self.tables).failed_sessions.insert(session.clone());
                 }
                 self.conclude(room, KvPoll::Failed, targets, "Failed to send kv chunk");
                 return;
             }
             written += 1;
+            if self.engine.mori() {
+                for buffer in 0..2 {
+                    self.tell(&target.ip, target.port, wire::aux_data(room, buffer, 0));
+                }
+            }
             if written == target.required {
                 self.conclude(room, KvPoll::Success, targets, "");
             }
@@ -366,7 +375,7 @@ pub(crate) fn run(
     let receiving = std::thread::spawn(move || {
         let pull = lock(&receiver);
         while let Ok(frames) = pull.recv_multipart(0) {
-            if !bootstrap.handle(&frames) {
+            if !bootstrap.handle(&frames) && bootstrap.engine.dies_of_nonsense() {
                 eprintln!(
                     "bootstrap thread died: not a message of {:?}: {} frames",
                     bootstrap.engine,

@@ -153,14 +153,14 @@ mod tests {
         let severities: Vec<_> = told.iter().map(|r| r.severity_number().unwrap()).collect();
         assert_eq!(severities, [Severity::Error, Severity::Error, Severity::Info]);
         assert!(told.iter().all(|r| r.trace_context().unwrap().trace_id == trace_id(7, "")));
-        assert_eq!(record(Event::Closed(closed(7))), None);
+        assert_eq!(record(Event::Closed(closed(7).into())), None);
     }
 
     #[test]
     fn silence_alone_is_a_warning_and_not_an_error() {
         let mut r = pinned(7);
         r.verdict.as_mut().unwrap().confidence = Confidence::Possible;
-        assert_eq!(record(Event::Pinned(r)).unwrap().severity_number(), Some(Severity::Warn));
+        assert_eq!(record(Event::Pinned(r.into())).unwrap().severity_number(), Some(Severity::Warn));
     }
 
     #[test]
@@ -172,20 +172,20 @@ mod tests {
         let mut r = pinned(7);
         r.was_pinned = true;
         r.verdict.as_mut().unwrap().class = Class::Unknown;
-        assert!(said(Event::VerdictChanged(r.clone())).ends_with("is not known"));
+        assert!(said(Event::VerdictChanged(r.clone().into())).ends_with("is not known"));
         r.verdict.as_mut().unwrap().class = Class::Queued;
-        assert!(said(Event::Recovered(r.clone())).ends_with("pinned no longer: queued"));
+        assert!(said(Event::Recovered(r.clone().into())).ends_with("pinned no longer: queued"));
         r.verdict = None;
-        assert!(said(Event::Recovered(r)).ends_with("nothing of it is overdue"));
+        assert!(said(Event::Recovered(r.into())).ends_with("nothing of it is overdue"));
         let mut end = closed(7);
         end.was_pinned = true;
         end.outcome = Some(Outcome::Unknown);
-        assert!(said(Event::Closed(end)).ends_with("was not seen"));
+        assert!(said(Event::Closed(end.into())).ends_with("was not seen"));
     }
 
     #[test]
     fn the_estimated_size_is_never_below_the_encoded_one() {
-        let record = record(Event::Pinned(pinned(u64::MAX))).unwrap();
+        let record = record(Event::Pinned(pinned(u64::MAX).into())).unwrap();
         let scope = super::super::spans::scope();
         let entry = [(&record, &scope)];
         let batch = LogBatch::new(&entry);

@@ -326,7 +326,7 @@ mod tests {
 
     #[test]
     fn an_ended_room_is_a_root_with_its_phases() {
-        let groups = groups(Event::Closed(closed(7)));
+        let groups = groups(Event::Closed(closed(7).into()));
         assert_eq!(groups.len(), 1);
         let (process, spans) = &groups[0];
         assert_eq!(*process, Some(task(4711).into()));
@@ -371,7 +371,7 @@ mod tests {
         let mut decode = view(Role::Decode);
         decode.ranks[0].task = Some(task(815));
         r.decode = Some(decode);
-        let groups = groups(Event::Closed(r));
+        let groups = groups(Event::Closed(r.into()));
         assert_eq!(groups.len(), 2);
         assert_ne!(groups[0].0, groups[1].0);
         assert_ne!(groups[0].1[0].span_context.span_id(), groups[1].1[0].span_context.span_id());
@@ -383,7 +383,7 @@ mod tests {
         let mut r = pinned(7);
         r.messages = (0..1000).map(|n| mark(Mono(n), Role::Prefill, Kind::Status)).collect();
         r.messages_dropped = 5;
-        let span = &groups(Event::Pinned(r)).remove(0).1[0];
+        let span = &groups(Event::Pinned(r.into())).remove(0).1[0];
         assert_eq!((span.events.len(), span.events.dropped_count), (EVENTS, 1000 - 128 + 5));
     }
 
