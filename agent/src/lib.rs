@@ -14,6 +14,7 @@ pub mod cli;
 pub mod control;
 pub mod event;
 pub mod export;
+pub mod http;
 pub mod kernel;
 pub mod pipeline;
 pub mod replay;
