@@ -44,6 +44,10 @@ macro_rules! by_reason {
 }
 
 impl Counters {
+    pub(super) fn count_lost_bytes(&mut self, bytes: &[u8]) {
+        self.lost_bytes = self.lost_bytes.saturating_add(u64::try_from(bytes.len()).unwrap_or(u64::MAX));
+    }
+
     by_reason!(
         not_seen,
         NotSeen,

@@ -525,6 +525,8 @@ pub enum AnswerEnd {
     /// The end itself was not seen; the client has begun its next request, and it never sends one before it has the
     /// answer to the one before.
     NextRequest,
+    /// It was not seen: the connection ended first, and what is missing may have been the answer's end.
+    Unseen,
 }
 
 /// What an answer says.

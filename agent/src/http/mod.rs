@@ -2,9 +2,19 @@
 //!
 //! Pure: no I/O, no clock (whoever feeds it stamps what comes out), no unsafe code.
 
+mod answer;
+mod answers;
+mod asks;
+mod body;
+mod chunked;
 mod counters;
 mod decoder;
 pub mod event;
+mod framing;
+mod head;
+mod json;
+mod members;
+mod scan;
 
 pub use counters::Counters;
 pub use decoder::{Decoder, Ending, Stretch};
