@@ -7,6 +7,8 @@ use super::event::{Ignored, Lost, NotSeen, Unread};
 pub struct Counters {
     /// Requests begun.
     pub requests: u64,
+    /// Of these, health checks.
+    pub health_checks: u64,
     /// Final answers that ended.
     pub answers: u64,
     /// Final answers that came while no request was open.

@@ -406,6 +406,7 @@ impl Decoder {
         let n = self.asks.number();
         self.open.push_back(Open::new(n, request.method, request.route, request.expects_continue));
         out.counters.requests += 1;
+        out.counters.health_checks += u64::from(request.route == Route::Health);
         out.give(Event::RequestBegun { n, method: request.method, route: request.route });
         if request.method == Method::Head {
             // An answer that came early was read as one with a body.

@@ -369,8 +369,8 @@ pub enum NotSeen {
     Encoded,
     /// The body is no JSON object.
     NotJson,
-    /// The value is no room number: negative, above 64 bits, a fraction, a float above 2^53 (which no longer tells
-    /// neighbours apart), text that is no number, an object.
+    /// The value is no room number: negative, above 64 bits, a fraction, a float from 2^53 on (which no longer
+    /// tells neighbours apart), text that is no number, an object.
     NotANumber,
     /// A key is written with escapes, or is too long to be read.
     OddKey,

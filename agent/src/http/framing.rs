@@ -56,6 +56,21 @@ fn end_of_head(bytes: &[u8]) -> Option<usize> {
     bytes.windows(4).position(|w| w == b"\r\n\r\n").map(|i| i + 4)
 }
 
+/// Looks at the beginning of a head, the longer the surer.
+type Check = fn(&[u8]) -> Result<(), Unread>;
+
+/// A line feed without a carriage return before it: some parsers take it for a line's end, some do not. `last` is the
+/// byte before.
+fn check_lines(mut last: u8, bytes: &[u8]) -> Result<(), Unread> {
+    for b in bytes {
+        if *b == b'\n' && last != b'\r' {
+            return Err(Unread::AmbiguousLength);
+        }
+        last = *b;
+    }
+    Ok(())
+}
+
 impl Collected {
     pub(super) const fn new() -> Self {
         Self(Vec::new())
@@ -83,34 +98,36 @@ impl Collected {
         std::mem::take(&mut self.0)
     }
 
-    /// Adds bytes up to the end of the head. `check` looks at its beginning, the longer the surer.
-    pub(super) fn add<'a>(&mut self, bytes: &'a [u8], check: fn(&[u8]) -> Result<(), Unread>) -> Head<'a> {
-        if self.0.is_empty() {
-            if let Err(why) = check(bytes) {
-                return Head::Refused(why);
-            }
-            if let Some((head, rest)) = end_of_head(bytes).and_then(|end| bytes.split_at_checked(end)) {
-                let fits = head.len() <= HEAD_MAX;
-                return if fits { Head::Here(head, rest) } else { Head::Refused(Unread::EndlessHead) };
-            }
-        }
+    /// Adds bytes up to the end of the head.
+    pub(super) fn add<'a>(&mut self, bytes: &'a [u8], check: Check) -> Head<'a> {
         let before = self.0.len();
-        let room = HEAD_MAX.saturating_sub(before);
-        let (taken, rest) = bytes.split_at_checked(room).unwrap_or((bytes, &[]));
-        self.0.extend_from_slice(taken);
-        if let Err(why) = check(&self.0) {
+        let (near, far) = bytes.split_at_checked(HEAD_MAX.saturating_sub(before)).unwrap_or((bytes, &[]));
+        if before == 0
+            && let Some((head, rest)) = end_of_head(near).and_then(|end| bytes.split_at_checked(end))
+        {
+            return match check(head).and_then(|()| check_lines(0, head)) {
+                Ok(()) => Head::Here(head, rest),
+                Err(why) => Head::Refused(why),
+            };
+        }
+        let last = self.0.last().copied().unwrap_or(0);
+        self.0.extend_from_slice(near);
+        let from = before.saturating_sub(3);
+        let end = end_of_head(self.0.get(from..).unwrap_or_default()).map(|end| from + end);
+        self.0.truncate(end.unwrap_or(self.0.len()));
+        let added = self.0.get(before..).unwrap_or_default();
+        if let Err(why) = check(&self.0).and_then(|()| check_lines(last, added)) {
             return Head::Refused(why);
         }
-        let from = before.saturating_sub(3);
-        if let Some(end) = end_of_head(self.0.get(from..).unwrap_or_default()).map(|end| from + end) {
-            self.0.truncate(end);
-            let rest = bytes.get(end.saturating_sub(before)..).unwrap_or_default();
+        if end.is_some() {
+            let rest = bytes.get(added.len()..).unwrap_or_default();
             return Head::Collected(self.take(), rest);
         }
-        if self.0.len() >= HEAD_MAX || !rest.is_empty() {
-            return Head::Refused(Unread::EndlessHead);
+        if self.0.len() >= HEAD_MAX || !far.is_empty() {
+            Head::Refused(Unread::EndlessHead)
+        } else {
+            Head::More
         }
-        Head::More
     }
 }
 

@@ -134,18 +134,6 @@ fn length(value: &[u8]) -> Option<u64> {
     str::from_utf8(digits).ok()?.parse().ok().filter(|n: &u64| *n <= i64::MAX.unsigned_abs())
 }
 
-/// A line feed without its carriage return: some parsers take it for a line's end, some do not.
-fn has_bare_line_feed(head: &[u8]) -> bool {
-    let mut rest = head;
-    while let Some(i) = rest.iter().position(|b| *b == b'\n') {
-        if i == 0 || rest.get(i - 1) != Some(&b'\r') {
-            return true;
-        }
-        rest = rest.get(i + 1..).unwrap_or_default();
-    }
-    false
-}
-
 const fn refuse(error: httparse::Error) -> Unread {
     match error {
         httparse::Error::TooManyHeaders => Unread::EndlessHead,
@@ -158,8 +146,8 @@ pub(super) fn request(head: &[u8]) -> Result<Request, Unread> {
     let mut headers = [const { MaybeUninit::uninit() }; HEADERS_MAX];
     let mut parsed = httparse::Request::new(&mut []);
     let status = parsed.parse_with_uninit_headers(head, &mut headers).map_err(refuse)?;
-    if status != Status::Complete(head.len()) || has_bare_line_feed(head) {
-        return Err(Unread::AmbiguousLength);
+    if status != Status::Complete(head.len()) {
+        return Err(Unread::Malformed);
     }
     let fields = Fields::of(parsed.headers);
     let framing = fields.framing(parsed.version).ok_or(Unread::AmbiguousLength)?;
@@ -202,8 +190,8 @@ pub(super) fn answer(head: &[u8]) -> Result<Answer, Unread> {
     let status = httparse::ParserConfig::default()
         .parse_response_with_uninit_headers(&mut parsed, head, &mut headers)
         .map_err(refuse)?;
-    if status != Status::Complete(head.len()) || has_bare_line_feed(head) {
-        return Err(Unread::AmbiguousLength);
+    if status != Status::Complete(head.len()) {
+        return Err(Unread::Malformed);
     }
     let fields = Fields::of(parsed.headers);
     let framing = fields.framing(parsed.version).ok_or(Unread::AmbiguousLength)?;

@@ -52,10 +52,10 @@ impl Value {
         }
     }
 
-    /// As a room number: an integer, a whole float up to 2^53, or decimal digits as text; what the engine's request
-    /// models take (pydantic, lax mode) and that a double can still tell from its neighbours.
+    /// As a room number: an integer, a whole float below 2^53, or decimal digits as text; what the engine's request
+    /// models take (pydantic, lax mode), as far as a double still tells it from its neighbours.
     pub(super) fn room(&self) -> Option<u64> {
-        const EXACT: f64 = 9_007_199_254_740_992.0;
+        const EXACT: f64 = 9_007_199_254_740_991.0;
         match self {
             Self::Int(n) => Some(*n),
             #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "whole and in range")]
