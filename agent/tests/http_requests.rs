@@ -188,6 +188,30 @@ fn text_cut_by_a_hole_never_names_a_room() {
 }
 
 #[test]
+fn bytes_on_both_sides_of_a_hole_are_never_joined() {
+    // Joined over the second hole, this ends in `"bootstrap_room":5}`.
+    let body = r#"{"a":"xx","n":{"y":1,"bootstrap_room":1},"z":5}"#;
+    let bytes = post("/generate", body);
+    let head = bytes.len() - body.len();
+    for a in head + 7..bytes.len() {
+        for b in a + 1..bytes.len() {
+            for c in b + 1..bytes.len() {
+                let first = head + 6;
+                let steps = [
+                    ask(&bytes[..first]),
+                    ask_missing(a - first),
+                    ask_tail(&bytes[a..b]),
+                    ask_missing(c - b),
+                    ask_tail(&bytes[c..]),
+                ];
+                let rooms = works(&run(&steps).0).remove(0).rooms;
+                assert_eq!(rooms, Rooms::NotSeen(NotSeen::Hole), "{a} {b} {c}");
+            }
+        }
+    }
+}
+
+#[test]
 fn chunked_requests_are_followed_over_holes_inside_a_chunk() {
     let body = format!(r#"{{"text":"{}","bootstrap_room":{ROOM}}}"#, "x".repeat(9000));
     let head = "POST /generate HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n";
