@@ -6,7 +6,7 @@
 //! kernel | replay ─▶ event::SocketEvent ─▶ stream ─▶ zmtp ─▶ sglang ─▶ rooms ─▶ verdict ─▶ export
 //! ```
 //!
-//! `stream`, `zmtp`, `sglang`, `rooms` and `verdict` are pure: no I/O, no clock (time is an argument), no
+//! `stream`, `zmtp`, `http`, `sglang`, `rooms` and `verdict` are pure: no I/O, no clock (time is an argument), no
 //! unsafe code. `kernel` is the only module with unsafe code.
 #![deny(unsafe_code)]
 

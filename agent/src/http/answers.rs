@@ -168,23 +168,20 @@ impl Answers {
         let no_body = matches!(answer.status, 204 | 304)
             || front.as_ref().is_some_and(|open| open.method == Method::Head);
         let (status, streamed) = (answer.status, answer.streamed);
-        match front {
-            Some(front) => {
-                front.answer_begun = true;
-                let body = AnswerBody::new(front.route, status, streamed, answer.encoded);
-                self.body = Some(Box::new(body));
-                out.give(Event::AnswerHead { n: front.n, status, streamed });
+        if let Some(front) = front {
+            front.answer_begun = true;
+            let body = AnswerBody::new(front.route, status, streamed, answer.encoded);
+            self.body = Some(Box::new(body));
+            out.give(Event::AnswerHead { n: front.n, status, streamed });
+        } else {
+            out.counters.answers_unasked += 1;
+            if !asks_known {
+                // Its request was missed. Was it a HEAD? Then this has no body, whatever its head says.
+                self.stage = Stage::Lost;
+                return Ok(());
             }
-            None => {
-                out.counters.answers_unasked += 1;
-                if !asks_known {
-                    // Its request was missed. Was it a HEAD? Then this has no body, whatever its head says.
-                    self.stage = Stage::Lost;
-                    return Ok(());
-                }
-                self.unasked = true;
-                self.early = Some(Early { status, streamed, first_byte: false, end: None });
-            }
+            self.unasked = true;
+            self.early = Some(Early { status, streamed, first_byte: false, end: None });
         }
         match answer.framing {
             _ if no_body => self.over(AnswerEnd::NoBody, true, open, out),
@@ -270,6 +267,7 @@ impl Answers {
         if self.early.take().is_some() {
             self.body = None;
             self.unasked = false;
+            self.moved = true;
             self.head.take();
             self.stage = Stage::Lost;
         }

@@ -108,9 +108,7 @@ impl Chunked {
                 let digit = char::from(b).to_digit(16).unwrap_or(0);
                 At::Size { value: value << 4 | u64::from(digit), digits: digits + 1 }
             }
-            (At::Size { value, digits: 1.. }, b'\r') | (At::Extension { value }, b'\r') => {
-                At::SizeLf { value }
-            }
+            (At::Size { value, digits: 1.. } | At::Extension { value }, b'\r') => At::SizeLf { value },
             (At::Size { value, digits: 1.. }, b';' | b' ' | b'\t') => At::Extension { value },
             (At::Extension { value }, b) if b != b'\n' => At::Extension { value },
             (At::SizeLf { value: 0 }, b'\n') => {

@@ -82,6 +82,7 @@ impl<F: FnMut(Event)> Out<'_, F> {
 
 /// A request without its answer's end.
 #[derive(Clone, Copy, Debug)]
+#[allow(clippy::struct_excessive_bools, reason = "independent of each other")]
 pub(super) struct Open {
     pub(super) n: u64,
     pub(super) method: Method,
@@ -110,6 +111,7 @@ enum Roles {
 
 /// Decoder of one connection.
 #[derive(Clone, Debug)]
+#[allow(clippy::struct_excessive_bools, reason = "independent of each other")]
 pub struct Decoder {
     roles: Roles,
     from_start: bool,
@@ -379,7 +381,7 @@ impl Decoder {
         let quiet = if self.open.is_empty() {
             self.answers.stage().is_unknown() || self.answers.is_between()
         } else {
-            self.answers.may_have_missed()
+            self.answers.may_have_missed() && !self.pipelined
         };
         if !quiet {
             return &[];

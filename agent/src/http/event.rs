@@ -85,7 +85,8 @@ pub enum Event {
         /// Why.
         why: Lost,
     },
-    /// In step again, at a head.
+    /// In step again, or for the first time where a connection was joined in its middle, at a head. Of a stream of answers
+    /// that was muted, or joined, no [`Event::Lost`] goes before it: nothing is wrong with it.
     Regained {
         /// Which stream.
         direction: Direction,
@@ -305,7 +306,7 @@ impl Work {
 /// Rooms of one request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Rooms {
-    /// The body names none: the key is absent, null or an empty list, in a body read from end to end.
+    /// The body names none: the key is absent from a body read from end to end, or it is null or an empty list.
     None,
     /// It names rooms.
     Named {

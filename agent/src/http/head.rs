@@ -110,17 +110,17 @@ impl Fields {
         }
     }
 
-    /// `None`: it can be read in two ways.
-    fn framing(&self, version: Option<u8>) -> Option<Option<Framing>> {
+    /// How the body ends; `None`: no field says.
+    fn framing(&self, version: Option<u8>) -> Result<Option<Framing>, Unread> {
         match (self.length, self.chunked) {
-            _ if self.ambiguous => None,
-            (Some(_), true) => None,
+            _ if self.ambiguous => Err(Unread::AmbiguousLength),
+            (Some(_), true) => Err(Unread::AmbiguousLength),
             // HTTP/1.0 has no transfer codings.
-            (None, true) if version == Some(0) => None,
-            (None, true) => Some(Some(Framing::Chunked)),
-            (Some(0), false) => Some(Some(Framing::Empty)),
-            (Some(length), false) => Some(Some(Framing::Length(length))),
-            (None, false) => Some(None),
+            (None, true) if version == Some(0) => Err(Unread::AmbiguousLength),
+            (None, true) => Ok(Some(Framing::Chunked)),
+            (Some(0), false) => Ok(Some(Framing::Empty)),
+            (Some(length), false) => Ok(Some(Framing::Length(length))),
+            (None, false) => Ok(None),
         }
     }
 }
@@ -150,7 +150,7 @@ pub(super) fn request(head: &[u8]) -> Result<Request, Unread> {
         return Err(Unread::Malformed);
     }
     let fields = Fields::of(parsed.headers);
-    let framing = fields.framing(parsed.version).ok_or(Unread::AmbiguousLength)?;
+    let framing = fields.framing(parsed.version)?;
     let (method, target) = (parsed.method.unwrap_or_default(), parsed.path.unwrap_or_default());
     let (path, query) = split(target);
     let unreadable = if fields.encoded {
@@ -194,7 +194,7 @@ pub(super) fn answer(head: &[u8]) -> Result<Answer, Unread> {
         return Err(Unread::Malformed);
     }
     let fields = Fields::of(parsed.headers);
-    let framing = fields.framing(parsed.version).ok_or(Unread::AmbiguousLength)?;
+    let framing = fields.framing(parsed.version)?;
     let status = parsed.code.unwrap_or_default();
     if status < 100 {
         return Err(Unread::Malformed);

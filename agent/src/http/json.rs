@@ -296,7 +296,7 @@ impl Lexer {
         match b {
             b'"' if key || value => {
                 self.begin();
-                let kept = if key { self.nest.depth <= self.keys_to(reader) } else { self.is_wanted() };
+                let kept = if key { self.nest.depth <= keys_to(reader) } else { self.is_wanted() };
                 self.within = Within::Text { key, kept, escape: false };
             }
             b'{' | b'[' if value || self.expect == Expect::Top => self.enter(b == b'{', reader)?,
@@ -319,10 +319,6 @@ impl Lexer {
         Ok(())
     }
 
-    const fn keys_to<R: Reader>(&self, _: &R) -> u32 {
-        R::KEYS_TO
-    }
-
     fn enter(&mut self, object: bool, reader: &mut impl Reader) -> Result<(), Stopped> {
         if self.is_wanted() {
             let list = !object && self.nest.depth == self.wanted;
@@ -342,6 +338,10 @@ impl Lexer {
         self.nest.depth -= 1;
         self.value_over();
     }
+}
+
+const fn keys_to<R: Reader>(_: &R) -> u32 {
+    R::KEYS_TO
 }
 
 /// From the last byte of a body back as far as every token is certain: the containers around the earliest comma between

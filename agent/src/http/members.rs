@@ -103,6 +103,8 @@ pub(super) struct Members {
     pub(super) odd_key: bool,
     /// Behind a hole.
     behind_hole: bool,
+    /// Bytes of memory that the values take.
+    held: usize,
 }
 
 #[derive(Clone, Debug)]
@@ -115,7 +117,7 @@ struct Member {
 
 impl Members {
     pub(super) const fn new(wanted: Wanted) -> Self {
-        Self { wanted, found: Vec::new(), under_way: false, odd_key: false, behind_hole: false }
+        Self { wanted, found: Vec::new(), under_way: false, odd_key: false, behind_hole: false, held: 0 }
     }
 
     /// The value of a key, and whether it stood behind a hole.
@@ -135,13 +137,9 @@ impl Members {
         self.found.iter().map(|m| (m.key, &m.value))
     }
 
-    /// Bytes of memory held.
-    pub(super) fn held(&self) -> usize {
-        let items = |m: &Member| match &m.value {
-            Value::List(list) => list.items.capacity() * size_of::<Value>(),
-            _ => 0,
-        };
-        self.found.iter().map(|m| size_of::<Member>() + items(m)).sum()
+    /// Bytes of memory taken (values that were overwritten included).
+    pub(super) const fn held(&self) -> usize {
+        self.held
     }
 
     fn number_of(&self, name: &[u8]) -> Option<u64> {
@@ -157,6 +155,7 @@ impl Members {
         match &mut member.value {
             Value::List(list) => {
                 if list.items.len() < ROOMS_MAX {
+                    self.held += size_of::<Value>() + value.text().map_or(0, str::len);
                     list.items.push(value);
                 } else {
                     list.over += 1;
@@ -187,6 +186,7 @@ impl Reader for Members {
             self.odd_key = true;
             return false;
         }
+        self.held += size_of::<Member>() + RID_MAX;
         self.found.push(Member { key, value: Value::Unread, behind_hole: self.behind_hole });
         self.under_way = true;
         true

@@ -81,7 +81,9 @@ impl Session {
 /// What a connection followed from its start says.
 pub(crate) fn run(steps: &[Step]) -> (Vec<Event>, Counters) {
     let mut session = Session::new(Decoder::at_start());
-    steps.iter().for_each(|step| session.step(step));
+    for step in steps {
+        session.step(step);
+    }
     (session.events, session.counters)
 }
 
