@@ -6,7 +6,7 @@ mod http_support;
 use http_support::{ROOM, Session, Step, answer, ask, client_fin, recorded, run, works};
 use proptest::prelude::*;
 use roomtrace::event::Direction::{Received, Sent};
-use roomtrace::http::event::{Event, Rooms, WhereSeen};
+use roomtrace::http::event::{Event, Rooms, Said, WhereSeen};
 use roomtrace::http::{Decoder, Ending, HEAD_MAX, WINDOW};
 
 /// Text as it stands in JSON, with everything that could be taken for structure.
@@ -178,6 +178,94 @@ fn noise() -> impl Strategy<Value = Step> {
     ]
 }
 
+/// One exchange that nothing goes wrong in: its request names room 1000 + k, its answer has status 200 + k.
+fn exchange(k: usize, ask_kind: u8, answer_kind: u8, padding: usize) -> Vec<Step> {
+    let text = "p".repeat(padding);
+    let body = match ask_kind % 2 {
+        0 => format!("{{\"text\":\"{text}\",\"bootstrap_room\":{}}}", 1000 + k),
+        _ => format!("{{\"bootstrap_room\":{},\"text\":\"{text}\"}}", 1000 + k),
+    };
+    let asked = request(&body, (ask_kind % 3 == 0).then_some(700));
+    let status = 220 + k;
+    let data = format!("data: {{\"text\":\"{text}\"}}\n\n");
+    let chunk = format!("{:x}\r\n{data}\r\n", data.len());
+    let answers = match answer_kind % 4 {
+        0 => vec![format!("HTTP/1.1 {status} A\r\nContent-Length: {}\r\n\r\n{text}", text.len())],
+        1 => vec![
+            format!(
+                "HTTP/1.1 {status} A\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+            ),
+            chunk.clone(),
+            chunk,
+            "0\r\n\r\n".to_owned(),
+        ],
+        2 => vec![format!("HTTP/1.1 {status} A\r\nTransfer-Encoding: chunked\r\n\r\n{chunk}0\r\n\r\n")],
+        _ => vec![
+            "HTTP/1.1 100 Continue\r\n\r\n".to_owned(),
+            format!("HTTP/1.1 {status} A\r\nContent-Length: {}\r\n\r\n", text.len()),
+            text,
+        ],
+    };
+    let mut steps: Vec<Step> = asked.chunks(9_000).map(ask).collect();
+    steps.extend(answers.into_iter().filter(|a| !a.is_empty()).map(answer));
+    steps
+}
+
+/// Steps to be read by people.
+fn show(steps: &[Step]) -> String {
+    let one = |step: &Step| match step {
+        Step::Bytes(d, b) => format!("{d:?} {:?}", String::from_utf8_lossy(b)),
+        Step::Tail(d, b) => format!("{d:?} … {:?}", String::from_utf8_lossy(b)),
+        Step::Missing(_, 0) => String::new(),
+        step => format!("{step:?}"),
+    };
+    steps.iter().map(one).filter(|l| !l.is_empty()).collect::<Vec<_>>().join("\n")
+}
+
+/// What becomes of a call on its way.
+#[derive(Clone, Copy, Debug)]
+enum Fate {
+    Whole,
+    Ends(usize),
+    LengthOnly,
+    /// Not told at all: its length shows when the next call of its stream is told, or at the end; that of an answer also
+    /// when the next request comes.
+    Silent,
+}
+
+fn fate() -> impl Strategy<Value = Fate> {
+    prop_oneof![
+        6 => Just(Fate::Whole),
+        2 => (1usize..200).prop_map(Fate::Ends),
+        1 => Just(Fate::LengthOnly),
+        1 => Just(Fate::Silent),
+    ]
+}
+
+fn suffer(steps: &[Step], fates: &[Fate]) -> Vec<Step> {
+    let mut out = Vec::new();
+    let mut silent = [0u64; 2];
+    let side = |d| usize::from(d == Received);
+    for (step, fate) in steps.iter().zip(fates.iter().cycle()) {
+        let Step::Bytes(d, bytes) = step else { panic!("{step:?}") };
+        let len = bytes.len() as u64;
+        if matches!(fate, Fate::Silent) {
+            silent[side(*d)] += len;
+            continue;
+        }
+        out.push(Step::Missing(Sent, std::mem::take(&mut silent[0])));
+        out.push(Step::Missing(*d, std::mem::take(&mut silent[side(*d)])));
+        match fate {
+            Fate::Ends(keep) => out.extend(http_support::capped(std::slice::from_ref(step), *keep)),
+            Fate::LengthOnly => out.push(Step::Missing(*d, len)),
+            _ => out.push(step.clone()),
+        }
+    }
+    out.push(Step::Missing(Received, silent[1]));
+    out.push(Step::Missing(Sent, silent[0]));
+    out
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 512, ..ProptestConfig::default() })]
 
@@ -252,6 +340,47 @@ proptest! {
                 prop_assert!(rooms.is_empty());
             }
         }
+    }
+
+    #[test]
+    fn whatever_is_missing_no_answer_is_told_to_another_request(
+        kinds in proptest::collection::vec((any::<u8>(), any::<u8>(), prop_oneof![Just(0usize), 1usize..3000]), 1..7),
+        fates in proptest::collection::vec(fate(), 1..40),
+        joined in any::<bool>(),
+    ) {
+        let steps: Vec<Step> =
+            kinds.iter().enumerate().flat_map(|(k, (a, b, padding))| exchange(k, *a, *b, *padding)).collect();
+        let steps = suffer(&steps, &fates);
+        let mut session = Session::new(if joined { Decoder::joined() } else { Decoder::at_start() });
+        for step in &steps {
+            session.step(step);
+        }
+        session.step(&client_fin());
+        let (mut rooms, mut ended) = (std::collections::BTreeMap::new(), std::collections::BTreeSet::new());
+        for event in &session.events {
+            match event {
+                Event::RequestWhole { n, said: Said::Work(work), .. } => {
+                    if let [room] = rooms_named(&work.rooms)[..] {
+                        rooms.insert(*n, room);
+                    }
+                }
+                Event::AnswerHead { n, status, .. } => {
+                    if let Some(room) = rooms.get(n) {
+                        prop_assert_eq!(*room, u64::from(*status) + 780, "{}", show(&steps));
+                    }
+                }
+                Event::AnswerEnd { n, .. } => {
+                    prop_assert!(ended.insert(*n));
+                }
+                // Every answer was complete: whoever says otherwise took a hole for a hang-up.
+                Event::HangUp { .. } | Event::Unread(_) => {
+                    prop_assert!(false, "{:?} in {}", event, show(&steps));
+                }
+                _ => {}
+            }
+        }
+        let begun = session.events.iter().filter(|e| matches!(e, Event::RequestBegun { .. })).count();
+        prop_assert_eq!(begun, ended.len(), "{}", show(&steps));
     }
 
     #[test]

@@ -474,7 +474,7 @@ fn a_muted_answer_ends_with_its_last_chunk_or_with_the_next_request() {
     assert_eq!(
         told(&next),
         [
-            "0 end NextRequest Outcome(Unknown)",
+            "0 end Next Outcome(Unknown)",
             "1 begun Post Generate",
             "1 whole Whole 7 rid ",
             "regained Sent",

@@ -81,7 +81,9 @@ impl Answers {
         out: &mut Out<'_, F>,
     ) -> Result<(), Unread> {
         let mut opens = opens;
-        self.moved = true;
+        // The first that comes since the oldest open request began is its answer. Of what comes later, behind missing
+        // bytes, that cannot be said: the answer, and a whole other exchange, may be among them.
+        let first = !std::mem::replace(&mut self.moved, true);
         while !bytes.is_empty() {
             bytes = match self.stage {
                 Stage::Head => self.at_head(bytes, asks_known, open, out)?,
@@ -120,7 +122,8 @@ impl Answers {
                     self.adrift(bytes, opens, chunked, open, out);
                     &[]
                 }
-                Stage::Lost | Stage::Trial => self.search(bytes, opens, asks_known, open, out)?,
+                Stage::Trial => self.search(bytes, opens, true, asks_known, open, out)?,
+                Stage::Lost => self.search(bytes, opens, first, asks_known, open, out)?,
             };
             opens = false;
         }
@@ -297,17 +300,19 @@ impl Answers {
         }
     }
 
-    /// The position is lost: an answer's head where a call begins, while exactly one request waits for one.
+    /// The position is lost: an answer's head where a call begins, while exactly one request waits for one and this is
+    /// `first` that comes.
     fn search<'b, F: FnMut(Event)>(
         &mut self,
         bytes: &'b [u8],
         opens: bool,
+        first: bool,
         asks_known: bool,
         open: &mut VecDeque<Open>,
         out: &mut Out<'_, F>,
     ) -> Result<&'b [u8], Unread> {
         out.counters.count_lost_bytes(bytes);
-        let waits = open.len() == 1 && open.front().is_some_and(|open| !open.answer_begun);
+        let waits = first && open.len() == 1 && open.front().is_some_and(|open| !open.answer_begun);
         if opens {
             self.head.take();
         }
@@ -410,17 +415,26 @@ impl Answers {
         how: AnswerEnd,
         out: &mut Out<'_, F>,
     ) {
-        let mut body = self.body.take();
-        while let Some(front) = open.pop_front() {
-            out.counters.ends_concluded += 1;
-            let read = body.take().filter(|_| front.answer_begun);
-            let said: Answered = read.map_or_else(|| nothing_read(front.route), |body| body.finish(false));
-            out.give(Event::AnswerEnd { n: front.n, how, said });
+        while !open.is_empty() {
+            self.conclude_front(how, open, out);
         }
         if matches!(self.stage, Stage::Adrift { .. } | Stage::Trial) {
             self.head.take();
             self.stage = Stage::Lost;
         }
+    }
+
+    fn conclude_front<F: FnMut(Event)>(
+        &mut self,
+        how: AnswerEnd,
+        open: &mut VecDeque<Open>,
+        out: &mut Out<'_, F>,
+    ) {
+        let Some(front) = open.pop_front() else { return };
+        out.counters.ends_concluded += 1;
+        let read = self.body.take().filter(|_| front.answer_begun);
+        let said: Answered = read.map_or_else(|| nothing_read(front.route), |body| body.finish(false));
+        out.give(Event::AnswerEnd { n: front.n, how, said });
     }
 
     /// The server has said its last: some answers end so.

@@ -84,7 +84,8 @@ impl Asks {
         self.body = Some((n, Box::new(Body::new(request))));
         self.untouched = true;
         self.stage = match request.framing {
-            Framing::Empty | Framing::ToEnd => Stage::Head,
+            Framing::Empty => Stage::Head,
+            Framing::ToEnd => Stage::ToEnd,
             Framing::Length(length) => Stage::Fixed(length),
             Framing::Chunked => Stage::Chunks(Chunked::new()),
         };
@@ -182,10 +183,7 @@ impl Asks {
                 self.say_hole();
                 (!inside).then_some(Lost::HoleInChunks)
             }
-            Stage::Head => {
-                self.cut(open, out);
-                Some(Lost::HoleAtHead)
-            }
+            Stage::Head => Some(Lost::HoleAtHead),
             _ => {
                 out.counters.lost_bytes = out.counters.lost_bytes.saturating_add(len);
                 self.head.take();
@@ -201,20 +199,10 @@ impl Asks {
         }
     }
 
-    /// A head under way is cut. What its first line says is told all the same: a request is open.
-    fn cut<F: FnMut(Event)>(&mut self, open: &mut VecDeque<Open>, out: &mut Out<'_, F>) {
+    /// What the first line of a head under way says, when the rest of it is missing: a request is open all the same.
+    pub(super) fn cut(&mut self) -> Option<Request> {
         let head = self.head.take();
-        let Some((method, route)) = head::request_line(&head) else { return };
-        if open.len() >= super::PIPELINED_MAX {
-            return;
-        }
-        let n = self.number();
-        open.push_back(Open::new(n, method, route, false));
-        out.counters.requests += 1;
-        out.give(Event::RequestBegun { n, method, route });
-        let request = Request::cut(method, route);
-        self.body = Some((n, Box::new(Body::new(&request))));
-        self.finish(false, open, out);
+        head::request_line(&head).filter(|_| self.stage == Stage::Head).map(|(m, r)| Request::cut(m, r))
     }
 
     /// The position is lost; whether it was known.
@@ -233,13 +221,13 @@ impl Asks {
 }
 
 impl Request {
-    /// Of which only the first line is known.
+    /// Of which only the first line is known, and not where its body ends.
     const fn cut(method: Method, route: super::event::Route) -> Self {
         Self {
             method,
             route,
             query: super::event::RouteQuery { dp_rank: None, cp_rank: None, tp_rank: None, pp_rank: None },
-            framing: Framing::Empty,
+            framing: Framing::ToEnd,
             expects_continue: false,
             unreadable: Some(NotSeen::HeadCut),
             names_host: false,

@@ -190,7 +190,10 @@ impl Decoder {
         self.dead
     }
 
-    /// Takes the next stretch of one stream.
+    /// Takes the next stretch of one stream. An answer may be muted at the source; what was sent meanwhile must be fed as
+    /// missing before the next request and before an end ([`crate::event::Bytes::snd_una`] of the call that brings the
+    /// request, [`crate::event::Sequence::write`] of the change of state): a client has read all of it by then, and an
+    /// answer under way would look like a hang-up or like pipelining.
     pub fn feed(
         &mut self,
         direction: Direction,
@@ -331,6 +334,10 @@ impl Decoder {
         match stretch {
             Stretch::Bytes { bytes, opens } => self.ask_bytes(bytes, opens, out),
             Stretch::Missing(len) => {
+                if let Some(request) = self.asks.cut() {
+                    self.begin(&request, out);
+                    return self.lose_asks(Lost::HoleAtHead, out);
+                }
                 let Some(why) = self.asks.skip(len, &mut self.open, &mut self.answers, out) else { return };
                 self.lose_asks(why, out);
             }
@@ -387,7 +394,7 @@ impl Decoder {
             return &[];
         }
         self.asks.regain();
-        self.answers.conclude(&mut self.open, AnswerEnd::NextRequest, out);
+        self.answers.conclude(&mut self.open, AnswerEnd::Next, out);
         out.regained(true);
         self.begin(&request, out);
         rest
@@ -395,7 +402,7 @@ impl Decoder {
 
     fn begin<F: FnMut(Event)>(&mut self, request: &Request, out: &mut Out<'_, F>) {
         if self.answers.may_have_missed() && !self.pipelined {
-            self.answers.conclude(&mut self.open, AnswerEnd::NextRequest, out);
+            self.answers.conclude(&mut self.open, AnswerEnd::Next, out);
         }
         if self.open.is_empty() {
             self.answers.expect();

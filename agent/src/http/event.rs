@@ -78,7 +78,8 @@ pub enum Event {
         /// The head of its answer had been seen.
         answer_begun: bool,
     },
-    /// The position in one stream is lost: nothing is said of it until [`Event::Regained`].
+    /// The position in one stream is lost: nothing is said of it until [`Event::Regained`]. If it is that of the answers,
+    /// those to the open requests may be among the missing bytes: silence means nothing for them.
     Lost {
         /// Which stream.
         direction: Direction,
@@ -523,9 +524,9 @@ pub enum AnswerEnd {
     LastChunk,
     /// The server closed the connection, which is how such an answer ends.
     Close,
-    /// The end itself was not seen; the client has begun its next request, and it never sends one before it has the
-    /// answer to the one before.
-    NextRequest,
+    /// It was not seen, but the next request was, and a client never sends one before it has the answer to the one
+    /// before. (One that has been seen to do so is not judged by this.)
+    Next,
     /// It was not seen: the connection ended first, and what is missing may have been the answer's end.
     Unseen,
 }
