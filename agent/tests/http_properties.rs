@@ -185,7 +185,7 @@ fn exchange(k: usize, ask_kind: u8, answer_kind: u8, padding: usize) -> Vec<Step
         0 => format!("{{\"text\":\"{text}\",\"bootstrap_room\":{}}}", 1000 + k),
         _ => format!("{{\"bootstrap_room\":{},\"text\":\"{text}\"}}", 1000 + k),
     };
-    let asked = request(&body, (ask_kind % 3 == 0).then_some(700));
+    let asked = request(&body, ask_kind.is_multiple_of(3).then_some(700));
     let status = 220 + k;
     let data = format!("data: {{\"text\":\"{text}\"}}\n\n");
     let chunk = format!("{:x}\r\n{data}\r\n", data.len());

@@ -313,7 +313,7 @@ impl Answers {
     ) -> Result<&'b [u8], Unread> {
         out.counters.count_lost_bytes(bytes);
         let waits = first && open.len() == 1 && open.front().is_some_and(|open| !open.answer_begun);
-        if opens {
+        if opens && bytes.starts_with(b"HTTP/1.") {
             self.head.take();
         }
         if !waits || (!opens && self.head.is_empty()) {

@@ -416,3 +416,119 @@ fn is_escaped(before: &[u8]) -> Option<bool> {
     let plain = before.iter().rposition(|b| *b != b'\\')?;
     Some((before.len() - plain - 1) % 2 == 1)
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use super::*;
+
+    /// Writes down what it is told.
+    #[derive(Debug, Default, PartialEq)]
+    struct Tape(Vec<String>);
+
+    impl Reader for Tape {
+        const KEYS_TO: u32 = 2;
+
+        fn key(&mut self, depth: u32, name: Option<&[u8]>) -> bool {
+            let name = name.map(|n| String::from_utf8_lossy(n).into_owned());
+            self.0.push(format!("{depth} {name:?}"));
+            name.is_some_and(|n| n.starts_with('w'))
+        }
+
+        fn value(&mut self, item: Item<'_>) {
+            self.0.push(match item {
+                Item::Text(text) => format!("text {}", String::from_utf8_lossy(text)),
+                Item::Atom(atom) => format!("atom {}", String::from_utf8_lossy(atom)),
+                other => format!("{other:?}"),
+            });
+        }
+
+        fn pass_hole(&mut self) {}
+    }
+
+    fn read(body: &str) -> Result<Vec<String>, Stopped> {
+        let (mut lexer, mut tape) = (Lexer::new(), Tape::default());
+        lexer.feed(body.as_bytes(), &mut tape)?;
+        if lexer.is_done() { Ok(tape.0) } else { Err(Stopped::NotJson) }
+    }
+
+    #[test]
+    fn only_wanted_values_are_told() {
+        let told =
+            read(r#"{"a":"x","w":"y","w2":[1,"z",[2],{"w":3},null],"o":{"w":true,"p":{"w":4}},"w\u0031":5}"#);
+        let expected = [
+            "1 Some(\"a\")",
+            "1 Some(\"w\")",
+            "text y",
+            "1 Some(\"w2\")",
+            "Open",
+            "atom 1",
+            "text z",
+            "Nested",
+            "Nested",
+            "atom null",
+            "Close",
+            "1 Some(\"o\")",
+            "2 Some(\"w\")",
+            "atom true",
+            "2 Some(\"p\")",
+            "1 None",
+        ];
+        assert_eq!(told.unwrap(), expected);
+    }
+
+    #[test]
+    fn what_is_no_json_stops_it() {
+        for body in [
+            "",
+            "7",
+            "x",
+            "{",
+            "{]",
+            "[}",
+            "{\"a\"}",
+            "{\"a\":}",
+            "{\"a\":1,}",
+            "{a:1}",
+            "{\"a\":1}{",
+            "{,}",
+            "[1,]",
+            "[1 2]",
+            "{\"a\":'b'}",
+            "\u{feff}{}",
+        ] {
+            assert_eq!(read(body), Err(Stopped::NotJson), "{body}");
+        }
+        assert_eq!(read(&"[".repeat(65)), Err(Stopped::TooDeep));
+        assert_eq!(read(&format!("{}{}", "[".repeat(64), "]".repeat(64))), Ok(vec![]));
+    }
+
+    #[test]
+    fn the_way_back_ends_where_a_token_is_not_certain() {
+        let from = |tail: &str| Lexer::behind_hole(tail.as_bytes()).map(|(_, from)| from);
+        // Cut inside a string, before its closing quote, inside a number, inside its backslashes.
+        assert_eq!(from(r#"\"a\",","w":1}"#), Some(7));
+        assert_eq!(from(r#"","w":1}"#), Some(1));
+        assert_eq!(from(r#"34,"w":1}"#), Some(2));
+        assert_eq!(from(r#"\\","w":1}"#), Some(3));
+        // Nothing to begin at.
+        assert_eq!(from(r#"w":1}"#), Some(5));
+        assert_eq!(from("}\n "), Some(3));
+        // No end of a body, or one that began here.
+        for wrong in ["", " ", "\"", "1", "},", r#"{"w":1}"#, r#"a\"}"#, "w'}"] {
+            assert_eq!(from(wrong), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn what_stands_behind_a_hole_has_its_true_depth() {
+        let tail = br#"ext, \"w\":1","o":{"x":[1,{"y":2}],"w":3},"w":4}"#;
+        let (mut lexer, from) = Lexer::behind_hole(tail).unwrap();
+        let mut tape = Tape::default();
+        lexer.feed(tail.split_at(from).1, &mut tape).unwrap();
+        assert!(lexer.is_done());
+        let expected =
+            ["1 Some(\"o\")", "2 Some(\"x\")", "2 Some(\"w\")", "atom 3", "1 Some(\"w\")", "atom 4"];
+        assert_eq!(tape.0, expected);
+    }
+}
