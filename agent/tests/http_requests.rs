@@ -108,6 +108,21 @@ fn a_batch_keeps_rooms_and_ids_together() {
     let (events, _) = run(&[ask(post("/generate", r#"{"bootstrap_room":7,"rid":["a","b"]}"#))]);
     let work = works(&events).remove(0);
     assert_eq!(work.pairs().collect::<Vec<_>>(), [(7, Some("a")), (8, Some("b"))]);
+    // Of a list cut by a hole, what stands before it.
+    let text = "x".repeat(9000);
+    for body in [
+        format!(r#"{{"bootstrap_room":[7,8,{:>2000}9],"text":"{text}"}}"#, ""),
+        format!(r#"{{"bootstrap_room":7,"rid":["a","b","{text}"]}}"#),
+    ] {
+        let (events, _) = run(&long_request(&body));
+        let Rooms::Named { rooms, complete: false, seen: WhereSeen::Head } = &works(&events)[0].rooms else {
+            panic!("{events:?}")
+        };
+        assert_eq!(rooms[..], [Some(7), Some(8)]);
+    }
+    // One of them goes to a fake host.
+    let body = r#"{"bootstrap_host":["2.2.2.2","10.0.0.1"],"bootstrap_room":[7,8]}"#;
+    assert_eq!(works(&run(&[ask(post("/generate", body))]).0)[0].pairs().collect::<Vec<_>>(), [(8, None)]);
 }
 
 #[test]
@@ -569,7 +584,8 @@ fn a_connection_joined_in_its_middle_is_read_from_its_next_request() {
     let bytes = post("/generate", r#"{"bootstrap_room":9}"#);
     session.step(&ask(&bytes[..30]));
     session.step(&ask(&bytes[30..]));
-    session.step(&answer(OK));
+    session.step(&answer(&OK[..20]));
+    session.step(&answer(&OK[20..]));
     assert_eq!(
         brief(&session.events),
         [

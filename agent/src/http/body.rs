@@ -182,12 +182,12 @@ fn rooms(members: &Members, whole: bool, rids: &[Option<Box<str>>], counters: &m
         return Rooms::NotSeen(NotSeen::OddKey);
     }
     let is_fake = |host: &Value| host.text() == Some(FAKE_HOST);
-    let fake = match members.get("bootstrap_host") {
-        Some(Value::List(list)) => !list.items.is_empty() && list.items.iter().all(is_fake),
-        Some(host) => is_fake(host),
-        None => false,
+    let hosts: &[Value] = match members.get("bootstrap_host") {
+        Some(Value::List(list)) => &list.items,
+        Some(host) => std::slice::from_ref(host),
+        None => &[],
     };
-    if fake {
+    if !hosts.is_empty() && hosts.iter().all(is_fake) {
         return Rooms::Ignored(Ignored::FakeHost);
     }
     if !rids.is_empty() && rids.iter().all(|r| r.as_deref().is_some_and(|r| r.starts_with(HEALTH_CHECK))) {
@@ -201,7 +201,7 @@ fn rooms(members: &Members, whole: bool, rids: &[Option<Box<str>>], counters: &m
         (false, false) => WhereSeen::Head,
         (false, true) => WhereSeen::Tail,
     };
-    match value {
+    let mut rooms = match value {
         Value::Null => Rooms::None,
         Value::List(list) => batch(list, seen, counters),
         value => match value.room() {
@@ -211,10 +211,20 @@ fn rooms(members: &Members, whole: bool, rids: &[Option<Box<str>>], counters: &m
             Some(first) => {
                 let more = u64::try_from(rids.len().clamp(1, ROOMS_MAX)).unwrap_or(1);
                 let rooms = (0..more).map(|i| first.checked_add(i)).collect();
-                Rooms::Named { rooms, complete: true, seen }
+                let complete = match members.get("rid") {
+                    Some(Value::List(list)) => list.closed && list.over == 0,
+                    _ => true,
+                };
+                Rooms::Named { rooms, complete, seen }
             }
         },
+    };
+    if let Rooms::Named { rooms, .. } = &mut rooms {
+        for (room, _) in rooms.iter_mut().zip(hosts).filter(|(_, host)| is_fake(host)) {
+            *room = None;
+        }
     }
+    rooms
 }
 
 fn batch(list: &List, seen: WhereSeen, counters: &mut Counters) -> Rooms {

@@ -311,7 +311,7 @@ pub enum Rooms {
     None,
     /// It names rooms.
     Named {
-        /// One, or those of a batch in order; `None` where a batch has null, 0 or what is no room number.
+        /// One, or those of a batch in order; `None` where a batch has null, 0, what is no room number, or a fake host.
         rooms: Vec<Option<u64>>,
         /// False: the batch has more that were not seen, or more than [`super::ROOMS_MAX`].
         complete: bool,
