@@ -132,18 +132,25 @@ const fn is_atom(b: u8) -> bool {
     b.is_ascii_alphanumeric() || matches!(b, b'+' | b'-' | b'.')
 }
 
-/// Length of the part before the first quote or backslash.
+/// Length of the part before the first quote or backslash, eight bytes at a time: most of a body is text.
 fn plain_len(bytes: &[u8]) -> usize {
-    let special = |b: &u8| *b == b'"' || *b == b'\\';
-    let mut done = 0;
-    for block in bytes.chunks_exact(32) {
-        if block.iter().fold(false, |any, b| any | special(b)) {
-            break;
-        }
-        done += block.len();
+    const ONES: u64 = u64::MAX / 0xff;
+    const QUOTES: u64 = ONES * 0x22;
+    const BACKSLASHES: u64 = ONES * 0x5c;
+    /// The highest bit of every byte that is zero; above the lowest of them others may be set too.
+    const fn zeros(word: u64) -> u64 {
+        word.wrapping_sub(ONES) & !word & (ONES << 7)
     }
-    let rest = bytes.get(done..).unwrap_or_default();
-    done + rest.iter().position(special).unwrap_or(rest.len())
+    let (words, rest) = bytes.as_chunks::<8>();
+    for (i, word) in words.iter().enumerate() {
+        let word = u64::from_le_bytes(*word);
+        let special = zeros(word ^ QUOTES) | zeros(word ^ BACKSLASHES);
+        if special != 0 {
+            return 8 * i + usize::try_from(special.trailing_zeros() / 8).unwrap_or(0);
+        }
+    }
+    let plain = rest.iter().position(|b| matches!(b, b'"' | b'\\')).unwrap_or(rest.len());
+    bytes.len() - rest.len() + plain
 }
 
 impl Lexer {
@@ -475,6 +482,22 @@ mod tests {
             "1 None",
         ];
         assert_eq!(told.unwrap(), expected);
+    }
+
+    #[test]
+    fn the_first_quote_or_backslash_is_found_wherever_it_stands() {
+        for len in 0..40 {
+            for (special, at) in [b'"', b'\\'].into_iter().flat_map(|s| (0..=len).map(move |at| (s, at))) {
+                // Neighbours in value, high bits, and a second one behind it.
+                let mut bytes: Vec<u8> =
+                    b"!#[]\x80\xa2\xdc\x00\x01\xff\x23\x5d".iter().copied().cycle().take(len).collect();
+                for place in bytes.iter_mut().skip(at).step_by(3) {
+                    *place = special;
+                }
+                let expected = bytes.iter().position(|b| *b == special).unwrap_or(len);
+                assert_eq!(plain_len(&bytes), expected, "{bytes:?}");
+            }
+        }
     }
 
     #[test]
