@@ -6,7 +6,7 @@
 //! kernel | replay ─▶ event::SocketEvent ─▶ stream ─▶ zmtp ─▶ sglang ─▶ rooms ─▶ verdict ─▶ export
 //! ```
 //!
-//! `stream`, `zmtp`, `sglang`, `rooms` and `verdict` are pure: no I/O, no clock (time is an argument), no
+//! `stream`, `zmtp`, `http`, `sglang`, `rooms` and `verdict` are pure: no I/O, no clock (time is an argument), no
 //! unsafe code. `kernel` is the only module with unsafe code.
 #![deny(unsafe_code)]
 
@@ -14,6 +14,7 @@ pub mod cli;
 pub mod control;
 pub mod event;
 pub mod export;
+pub mod http;
 pub mod kernel;
 pub mod pipeline;
 pub mod replay;

@@ -114,7 +114,7 @@ fn replay() -> Result<()> {
     Ok(())
 }
 
-/// The capture's packets many times over, each copy an hour later and on other addresses of 127/8: new connections.
+/// The capture's packets many times over, each copy a minute later and on other addresses of 127/8: new connections.
 fn repeat(from: &Path, to: &Path) -> Result<()> {
     const HEADER: usize = 24;
     let bytes = std::fs::read(from).with_context(|| format!("read {}", from.display()))?;
@@ -129,7 +129,7 @@ fn repeat(from: &Path, to: &Path) -> Result<()> {
             let word = |at: usize| u32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
             let length = word(8) as usize;
             let (packet, next) = tail.split_at_checked(length).context("the capture is cut short")?;
-            let shift = u32::try_from(copy * 3600)?;
+            let shift = u32::try_from(copy * 60)?;
             out.extend((word(0) + shift).to_le_bytes());
             out.extend(&head[4..]);
             let start = out.len();

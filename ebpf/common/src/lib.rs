@@ -122,11 +122,11 @@ pub struct Record {
     pub len: u32,
     /// Sequence number behind the call's last byte.
     pub end: u32,
-    /// `write_seq`.
+    /// `write_seq`; 0 where bytes moved.
     pub write_seq: u32,
     /// `snd_una`.
     pub snd_una: u32,
-    /// `copied_seq`.
+    /// `copied_seq`; 0 where bytes moved.
     pub copied_seq: u32,
     /// `rcv_nxt`.
     pub rcv_nxt: u32,
