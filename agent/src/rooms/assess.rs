@@ -85,7 +85,6 @@ impl RoomTable {
             }
             let nanos = view.since.since(old.1);
             if counted.is_some() || view.phase == Phase::Done {
-                self.tally.observe(role, old.0, nanos);
                 // A phase that an ABORT or a failure cut short does not say how long it takes.
                 let whole = view.phase != Phase::Abort && view.terminal != Some(Outcome::Failed);
                 if (whole || old.0 == Phase::Abort)
@@ -284,7 +283,7 @@ impl RoomTable {
             }
             (true, false) => out.push(Event::Recovered(Arc::new(self.snapshot_of(room, now)))),
             (false, false) if puzzling => {
-                out.push(Event::VerdictChanged(Arc::new(self.snapshot_of(room, now))))
+                out.push(Event::VerdictChanged(Arc::new(self.snapshot_of(room, now))));
             }
             _ => {}
         }

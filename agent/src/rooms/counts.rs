@@ -3,16 +3,12 @@
 //! Plain data: no I/O, no clock. Rooms, pids and addresses are never label values; the one instance label
 //! (`owed_instance`) is bounded to [`MAX_INSTANCES`].
 
-use crate::rooms::model::{Outcome, Phase, Role};
+use crate::rooms::model::{Outcome, Role};
 use crate::sglang::message::KvPoll;
 use crate::verdict::model::{Class, Confidence};
 
 /// Instances named in [`PinnedGauge::owed_instance`]; the rest is summed under `other`.
 pub const MAX_INSTANCES: usize = 100;
-
-/// Upper bounds in seconds of the phase duration histogram; a last bucket without bound follows.
-pub const PHASE_BOUNDS: [f64; 16] =
-    [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0];
 
 /// Open rooms of one role in one state.
 #[derive(Clone, Debug, PartialEq)]
@@ -58,21 +54,6 @@ pub struct Gauges {
     pub connections: u64,
 }
 
-/// Durations of one phase of one role.
-#[derive(Clone, Debug, PartialEq)]
-pub struct PhaseHistogram {
-    /// Role.
-    pub role: Role,
-    /// Phase.
-    pub phase: Phase,
-    /// Observations per bucket (not cumulative); the last one is above every bound of [`PHASE_BOUNDS`].
-    pub buckets: [u64; PHASE_BOUNDS.len() + 1],
-    /// Sum of all observations in seconds.
-    pub sum_s: f64,
-    /// Number of observations.
-    pub count: u64,
-}
-
 /// What was turned away or dropped because a table was full, or was no business of an open room.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TurnedAway {
@@ -107,8 +88,6 @@ pub struct Counters {
     pub closed: Vec<(Role, Outcome, u64)>,
     /// Pins raised, by role and class.
     pub pins: Vec<(Role, Class, u64)>,
-    /// Phase durations.
-    pub phases: Vec<PhaseHistogram>,
     /// Turned away.
     pub turned_away: TurnedAway,
 }
@@ -118,20 +97,11 @@ pub struct Counters {
 pub(crate) struct Tally {
     closed: [[u64; 3]; 2],
     pins: [[u64; Class::ALL.len()]; 2],
-    phases: [[Observed; PHASES.len()]; 2],
     pub(crate) turned_away: TurnedAway,
-}
-
-#[derive(Clone, Copy, Debug, Default)]
-struct Observed {
-    buckets: [u64; PHASE_BOUNDS.len() + 1],
-    sum_nanos: u128,
-    count: u64,
 }
 
 const ROLES: [Role; 2] = [Role::Prefill, Role::Decode];
 const OUTCOMES: [Outcome; 3] = [Outcome::Success, Outcome::Failed, Outcome::Unknown];
-const PHASES: [Phase; 5] = [Phase::Bootstrap, Phase::Transfer, Phase::Conclude, Phase::Abort, Phase::Compute];
 
 const fn role_index(role: Role) -> usize {
     match role {
@@ -155,17 +125,6 @@ impl Tally {
         }
     }
 
-    pub(crate) fn observe(&mut self, role: Role, phase: Phase, nanos: u64) {
-        let Some(p) = PHASES.iter().position(|x| *x == phase) else { return };
-        let Some(o) = self.phases.get_mut(role_index(role)).and_then(|r| r.get_mut(p)) else { return };
-        let bucket = PHASE_BOUNDS_NANOS.partition_point(|b| *b < nanos);
-        if let Some(n) = o.buckets.get_mut(bucket) {
-            *n += 1;
-        }
-        o.sum_nanos += u128::from(nanos);
-        o.count += 1;
-    }
-
     pub(crate) fn counters(&self) -> Counters {
         let mut c = Counters { turned_away: self.turned_away, ..Counters::default() };
         for (r, role) in ROLES.iter().enumerate() {
@@ -177,41 +136,7 @@ impl Tally {
                     c.pins.push((*role, *class, *n));
                 }
             }
-            for (phase, o) in PHASES.iter().zip(self.phases.get(r).into_iter().flatten()) {
-                #[allow(clippy::cast_precision_loss, reason = "a sum for a graph")]
-                let sum_s = o.sum_nanos as f64 / 1e9;
-                c.phases.push(PhaseHistogram {
-                    role: *role,
-                    phase: *phase,
-                    buckets: o.buckets,
-                    sum_s,
-                    count: o.count,
-                });
-            }
         }
         c
     }
 }
-
-/// [`PHASE_BOUNDS`] in nanoseconds.
-const PHASE_BOUNDS_NANOS: [u64; PHASE_BOUNDS.len()] = {
-    let ms = 1_000_000;
-    [
-        ms,
-        2 * ms,
-        5 * ms,
-        10 * ms,
-        20 * ms,
-        50 * ms,
-        100 * ms,
-        250 * ms,
-        500 * ms,
-        1000 * ms,
-        2500 * ms,
-        5000 * ms,
-        10_000 * ms,
-        30_000 * ms,
-        60_000 * ms,
-        300_000 * ms,
-    ]
-};
