@@ -49,6 +49,16 @@ pub(super) struct History {
 }
 
 impl History {
+    /// Of a stream that another agent has followed.
+    pub(super) const fn resumed(begun: bool, spoke: bool, whole: bool, odd: bool) -> Self {
+        Self { begun, spoke, whole, odd }
+    }
+
+    /// `begun`, `spoke`, `whole`, `odd`.
+    pub(super) const fn parts(self) -> (bool, bool, bool, bool) {
+        (self.begun, self.spoke, self.whole, self.odd)
+    }
+
     /// At the beginning of a stream.
     pub(super) const fn at_start(begun: bool) -> Self {
         Self { begun, spoke: false, whole: false, odd: false }

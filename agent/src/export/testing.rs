@@ -72,6 +72,7 @@ pub(crate) fn room(number: u64) -> RoomSnapshot {
         closed_at: None,
         outcome: None,
         completeness: Completeness::Full,
+        restored: None,
         prefill: None,
         decode: None,
         messages: SmallVec::new(),

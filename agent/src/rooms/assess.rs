@@ -64,7 +64,7 @@ impl RoomTable {
     }
 
     /// Counts state and phase changes; returns whether a view moved on.
-    fn note_phases(&mut self, slot: u32, views: [Option<Progress>; 2]) -> bool {
+    pub(crate) fn note_phases(&mut self, slot: u32, views: [Option<Progress>; 2]) -> bool {
         let mut moved = false;
         for (i, role) in [Role::Prefill, Role::Decode].into_iter().enumerate() {
             let Some(view) = views.get(i).copied().flatten() else { continue };

@@ -126,7 +126,7 @@ impl Slab {
     }
 
     /// Oldest first.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &Room> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Room> + Clone {
         let mut slot = self.first;
         std::iter::from_fn(move || {
             let room = self.get(slot)?;

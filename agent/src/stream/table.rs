@@ -56,6 +56,21 @@ impl<T> Table<T> {
         Some(&mut slot.value)
     }
 
+    /// When `socket` was last heard of.
+    pub fn heard(&self, socket: SocketId) -> Option<Mono> {
+        self.slots.get(&socket).map(|slot| slot.heard)
+    }
+
+    /// All sockets, in no order.
+    pub fn iter(&self) -> impl Iterator<Item = (SocketId, &T)> {
+        self.slots.iter().map(|(socket, slot)| (*socket, &slot.value))
+    }
+
+    /// Takes a socket out.
+    pub fn remove(&mut self, socket: SocketId) -> Option<T> {
+        self.slots.remove(&socket).map(|slot| slot.value)
+    }
+
     /// Puts a socket in. Closed and idle sockets that had to make room go to `out`.
     ///
     /// # Errors
