@@ -51,8 +51,10 @@ struct SavedStream {
     next: Option<u32>,
     /// Bytes before it have been read.
     read: bool,
-    /// The next byte begins a message.
+    /// The next byte begins a message, or the stream.
     in_step: bool,
+    /// No byte has come since the stream began.
+    untouched: bool,
     /// Followed from its greeting.
     known: bool,
     begun: bool,
@@ -68,7 +70,8 @@ impl SavedStream {
         Self {
             next: stream.lane.next().or(stream.stood),
             read: stream.lane.next().is_some(),
-            in_step: stream.decoder.is_between_messages(),
+            in_step: stream.decoder.is_between_messages() || stream.decoder.is_untouched(),
+            untouched: stream.decoder.is_untouched(),
             known: stream.decoder.confidence() == Confidence::Known,
             begun,
             spoke,
@@ -85,7 +88,11 @@ impl SavedStream {
         let confidence = if self.known { Confidence::Known } else { Confidence::Acquired };
         Stream {
             lane: Lane::resumed(next),
-            decoder: if self.in_step { Decoder::resumed(confidence) } else { Decoder::resumed_lost() },
+            decoder: match (self.in_step, self.untouched) {
+                (true, true) => Decoder::at_start(),
+                (true, false) => Decoder::resumed(confidence),
+                (false, _) => Decoder::resumed_lost(),
+            },
             history: History::resumed(self.begun, self.spoke, self.whole && self.in_step, self.odd),
             fin: self.fin,
             idle: None,

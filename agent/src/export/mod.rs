@@ -5,7 +5,7 @@
 //! lives here.
 
 pub mod clock;
-mod complaint;
+pub(crate) mod complaint;
 pub mod counters;
 mod events;
 mod http;

@@ -17,6 +17,7 @@ use crate::rooms::estimate::{Durations, SavedHistogram};
 use crate::rooms::model::{Away, Completeness, Connection, Event, Phase, Role};
 use crate::rooms::peers::{Answers, Concluded, ForeignMark, NONE, Recent, Registered, Source};
 use crate::rooms::room::{Abort, Link, MAX_LINKS, MAX_MARKS, Mark, Room};
+use crate::rooms::slab::Tomb;
 use crate::rooms::table::{Config, RoomTable};
 use crate::sglang::message::{Backend, Kind, Releases};
 use crate::verdict::judge::{Judgement, Who};
@@ -26,6 +27,8 @@ use crate::verdict::model::{Class, Confidence};
 pub(crate) const MAX_ROOMS: usize = 16_384;
 /// Connections written down at most.
 const MAX_CONNECTIONS: usize = 8192;
+/// Numbers of closed rooms written down at most: late messages mostly come within seconds.
+const MAX_TOMBS: usize = 8192;
 /// Sent messages of one connection whose acknowledgement is awaited, written down at most.
 const MAX_AWAITED: usize = 64;
 /// Concluded rooms of one rank or pair, written down at most.
@@ -57,6 +60,9 @@ pub struct SavedRooms {
     connections: Vec<SavedConnection>,
     /// Pinned ones first.
     rooms: Vec<SavedRoom>,
+    /// Numbers of rooms that have closed: room, incarnation, when.
+    #[serde(default)]
+    closed: Vec<(u64, u32, Mono)>,
     /// Rooms and connections that did not fit.
     #[serde(default)]
     left_out: u64,
@@ -260,6 +266,8 @@ impl RoomTable {
             saver.room(room);
         }
         saver.saved.left_out = self.rooms.len().saturating_sub(saver.saved.rooms.len()) as u64;
+        let tombs = self.numbers.newest(MAX_TOMBS).into_iter();
+        saver.saved.closed = tombs.map(|(room, t)| (room, t.incarnation, t.closed_at)).collect();
         saver.connections();
         saver.names();
         saver.saved
@@ -444,7 +452,10 @@ impl RoomTable {
         let mut table = Self::new(config);
         table.now = away.to;
         table.away = Some(away);
-        let SavedRooms { endpoints, sessions, pairs, connections, rooms, .. } = saved;
+        let SavedRooms { endpoints, sessions, pairs, connections, rooms, closed, .. } = saved;
+        for (room, incarnation, closed_at) in closed.into_iter().take(MAX_TOMBS) {
+            table.numbers.bury(room, Tomb { incarnation, closed_at });
+        }
         let names = table.restore_names(endpoints, &sessions, pairs, survivors);
         // The table has its rooms in the order of opening; other lists name them by their place in the file.
         let mut order: Vec<(usize, SavedRoom)> = rooms.into_iter().enumerate().collect();
