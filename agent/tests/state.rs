@@ -211,7 +211,7 @@ fn a_pin_outlives_the_agent_and_its_room_goes_on() {
     assert_eq!((is.group, &is.owed_by, &is.ends_by_itself), (was.group, &was.owed_by, &was.ends_by_itself));
     let away = after.restored.unwrap();
     assert_eq!(away.to.since(away.from) / SECOND, 5);
-    assert!(is.evidence.iter().any(|e| e.contains("started again") && e.contains("nothing of it passed")));
+    assert!(is.evidence.iter().any(|e| e.contains("started again") && e.contains("nothing that ends it")));
     // The kernel is told again what it has forgotten: both connections carry what matters.
     let judged: Vec<_> = host.pipeline.judgements().collect();
     assert_eq!(judged.len(), 2);
@@ -294,6 +294,32 @@ fn a_connection_that_is_gone_leaves_what_hangs_on_it_unknown() {
     assert_eq!((resumed.connections, resumed.connections_gone, resumed.pinned), (1, 1, 0));
     assert_eq!(host.names(), ["verdict_changed"]);
     assert_eq!(host.room().verdict.unwrap().class, Class::Unknown);
+}
+
+/// Nobody says anything more of a room whose ABORT found none: what passes of others does not matter.
+#[test]
+fn an_abort_without_metadata_stays_pinned_beside_other_rooms() {
+    let mut host = Host::new();
+    host.receive(&metadata(1));
+    host.send(&status(1));
+    let room = ROOM.to_string();
+    host.receive(&message(&[b"ABORT", room.as_bytes(), b"10.0.0.2", b"41207"]));
+    host.pass(15);
+    assert_eq!(host.names(), ["room_closed", "room_pinned"]);
+    host.receive(&metadata(2));
+    host.events.clear();
+    host.from_decode.end += 300;
+    host.to_decode.end += 300;
+    host.restart(&all_alive(), &host.wires());
+    let room = host.room();
+    assert!(room.pinned(), "{room:?}");
+    assert_eq!((room.verdict.unwrap().class, host.names()), (Class::AbortBeforeEntry, vec![]));
+    // That of the other one nothing is known is no news either.
+    let other = host.pipeline.rooms().snapshot(2).pop().unwrap();
+    assert_eq!(other.verdict.map(|v| v.class), None);
+    host.pass(15);
+    let other = host.pipeline.rooms().snapshot(2).pop().unwrap();
+    assert_eq!((other.pinned(), other.verdict.unwrap().class), (false, Class::Unknown));
 }
 
 /// The first STATUS to a decode rank opens its connection: if that happened meanwhile, the room may be over.

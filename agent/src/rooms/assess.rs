@@ -307,6 +307,10 @@ impl RoomTable {
     }
 
     pub(crate) fn is_lossy(&self, room: &Room) -> bool {
+        // Judged with all seen: what comes after an ABORT without METADATA ends nothing, for nobody says more of such a room.
+        if room.links.is_empty() && room.judgement.as_ref().is_some_and(|j| j.class == Class::AbortBeforeEntry) {
+            return false;
+        }
         let (prefill, decode) = room.home;
         let since = room.opened_at;
         // Decode opens a room; what opens one as prefill's leaves `prefill` unnamed.

@@ -628,7 +628,14 @@ impl RoomTable {
         }
         let open: Vec<u32> = self.rooms.iter().filter_map(|r| self.numbers.open(r.room)).collect();
         for slot in open {
+            let was = self.rooms.get(slot).is_some_and(Room::pinned);
+            let told = out.len();
             self.assess(slot, now, out);
+            // A restart is no news of every open room: that nothing is known any more of one that was not pinned stands
+            // in its record.
+            if !was && matches!(out.get(told), Some(Event::VerdictChanged(_))) {
+                out.truncate(told);
+            }
         }
     }
 
