@@ -1,7 +1,13 @@
 //! Cost of one message in the room table, and of a tick over many open rooms.
 //!
 //! `room_life/*` counts messages: METADATA and STATUS of rooms that conclude, their `Closed` events included.
-#![allow(missing_docs, clippy::unwrap_used, clippy::indexing_slicing, clippy::print_stdout, reason = "a bench")]
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    clippy::print_stdout,
+    reason = "a bench"
+)]
 
 use std::hint::black_box;
 use std::net::SocketAddr;

@@ -11,9 +11,9 @@ use std::collections::VecDeque;
 
 use counters::Shapes;
 pub use counters::{ConnectionState, Counters, Dropped, Loss, Shape};
-pub use saved::{SavedControl, SavedSocket};
 use flow::{Findings, History, Out, Unread};
 use saved::Returning;
+pub use saved::{SavedControl, SavedSocket};
 
 use crate::event::{
     Addresses, Bytes, Direction, Found, Mono, SECOND, Sequence, SocketEvent, SocketId, StateChange, Task,

@@ -71,8 +71,18 @@ fn engine() {
             "metadata" => {
                 let index: Vec<u8> = (1u32..9).flat_map(u32::to_le_bytes).collect();
                 let (room, port) = (room.as_bytes(), port.as_bytes());
-                let m =
-                    message(&[room, b"127.0.0.1", port, b"127.0.0.1:15847", &index, b"3", b"", b"1", b"0", b""]);
+                let m = message(&[
+                    room,
+                    b"127.0.0.1",
+                    port,
+                    b"127.0.0.1:15847",
+                    &index,
+                    b"3",
+                    b"",
+                    b"1",
+                    b"0",
+                    b"",
+                ]);
                 pass(to_prefill.as_mut().unwrap(), &m);
             }
             "status" => pass(to_decode.as_mut().unwrap(), &message(&[room.as_bytes(), b"4", b"0"])),
@@ -274,7 +284,11 @@ fn pins_outlive_the_agent() {
     assert_eq!(before["restored"], Value::Null);
 
     for kill in [true, false, true] {
-        if kill { agent.kill() } else { agent.end() }
+        if kill {
+            agent.kill()
+        } else {
+            agent.end()
+        }
         agent = Agent::start(dir.path(), &comm).unwrap();
         assert_eq!(series(&agent.first), labels, "at the first look");
         let after = agent.room(pin);

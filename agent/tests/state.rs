@@ -96,8 +96,7 @@ impl Host {
             to_decode: wire(2, "10.0.0.1:41000", "10.0.0.2:41207", Direction::Sent),
         };
         for wire in [host.from_decode.clone(), host.to_decode.clone()] {
-            let old =
-                if wire.direction == Direction::Sent { TcpState::SynSent } else { TcpState::SynRecv };
+            let old = if wire.direction == Direction::Sent { TcpState::SynSent } else { TcpState::SynRecv };
             let sequence = wire.sequence();
             let change = StateChange { old, new: TcpState::Established, error: 0, sequence };
             host.event(&wire, What::State(change));
@@ -579,7 +578,8 @@ fn a_file_with_a_good_checksum_and_wrong_numbers_does_no_harm() {
         assert!(text.contains(from), "{from} in {text}");
         let state: State = serde_json::from_str(&text.replace(from, to)).unwrap();
         let now = Mono(START + 60 * SECOND);
-        let mut p = Pipeline::restore(Limits::default(), Config::default(), state.pipeline, &all_alive(), now);
+        let mut p =
+            Pipeline::restore(Limits::default(), Config::default(), state.pipeline, &all_alive(), now);
         p.returned(now);
         p.tick(now.plus(500 * SECOND));
         drop(p.save(now.plus(500 * SECOND)));

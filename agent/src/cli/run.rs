@@ -13,6 +13,7 @@ use super::{End, Failure, Outcome, measure, room_config};
 use crate::control::{Judgement, Limits};
 use crate::event::{Mono, SECOND};
 use crate::export::clock::{Bracket, Clock};
+use crate::export::metrics::MetricsSnapshot;
 use crate::export::query::{Query, Rooms, RoomsFilter};
 use crate::export::{Exports, Identity, Options};
 use crate::kernel::{self, Capture, CaptureConfig};
@@ -51,6 +52,7 @@ pub(super) fn run(config: &Config) -> Outcome {
         events: config.export.events.clone(),
         otlp: config.export.otlp.clone(),
         listen: config.http.enabled.then_some(config.http.listen),
+        first: Some(measurements(now(), &pipeline, &capture, &identity, keeper.as_ref())),
     };
     let runtime = super::runtime()?;
     let exports = runtime.block_on(Exports::start(options, identity.clone())).map_err(Failure::usage)?;
@@ -77,8 +79,6 @@ pub(super) fn run(config: &Config) -> Outcome {
         "observing"
     );
     agent.tell_exports();
-    // Whoever reads metrics of a ready agent finds the pins that it took over.
-    agent.publish(now());
     agent.exports.set_ready(Ok(()));
     let result = agent.observe(&stop);
     tracing::info!("stopping: hooks detached, outputs get {} s", GRACE.as_secs());
@@ -133,7 +133,9 @@ impl Agent {
                 self.clock.resample(&brackets());
                 self.forget_processes();
                 self.warn_of_unreadable();
-                self.publish(at);
+                let keeper = self.keeper.as_ref();
+                let snapshot = measurements(at, &self.pipeline, &self.capture, &self.identity, keeper);
+                self.exports.publish(snapshot);
             }
             self.write_down(at);
             self.answer();
@@ -144,14 +146,6 @@ impl Agent {
         self.pipeline.tick(now());
         self.tell_exports();
         Ok(End::Fine)
-    }
-
-    fn publish(&mut self, at: Mono) {
-        let mut snapshot = measure::snapshot(at, &self.pipeline, &self.capture, &self.identity.host_name);
-        if let Some(keeper) = &self.keeper {
-            measure::state(&mut snapshot, &keeper.counters);
-        }
-        self.exports.publish(snapshot);
     }
 
     /// Hands what must survive a restart to the thread that writes it, where that is due.
@@ -254,6 +248,21 @@ impl Agent {
     }
 }
 
+/// Everything for `/metrics`.
+fn measurements(
+    at: Mono,
+    pipeline: &Pipeline,
+    capture: &Capture,
+    identity: &Identity,
+    keeper: Option<&Keeper>,
+) -> MetricsSnapshot {
+    let mut snapshot = measure::snapshot(at, pipeline, capture, &identity.host_name);
+    if let Some(keeper) = keeper {
+        measure::state(&mut snapshot, &keeper.counters);
+    }
+    snapshot
+}
+
 /// The state file, as far as there is one.
 struct Keeper {
     path: std::path::PathBuf,
@@ -290,11 +299,7 @@ impl Keeper {
 
 /// The pipeline: where the agent before left one, it goes on from there, and what became of its connections meanwhile
 /// is known when this returns.
-fn take_up(
-    config: &Config,
-    capture: &mut Capture,
-    keeper: Option<&Keeper>,
-) -> Pipeline {
+fn take_up(config: &Config, capture: &mut Capture, keeper: Option<&Keeper>) -> Pipeline {
     let limits = Limits::default();
     let rooms = room_config(config);
     let left = keeper.and_then(|k| Some((k, k.store.as_ref()?.load(now())?)));

@@ -1,5 +1,7 @@
 //! One direction of one connection at work: pieces of the stream in, inputs for the rooms out.
 
+use serde::{Deserialize, Serialize};
+
 use crate::event::{Direction, Mono, NotCaptured};
 use crate::rooms::model::{Connection, Input};
 use crate::sglang::{self, GRAMMAR};
@@ -35,7 +37,7 @@ pub(super) enum Unread {
 }
 
 /// What has been seen of one stream so far, as far as it decides what a gap or nonsense in it means.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(clippy::struct_excessive_bools, reason = "independent of each other")]
 pub(super) struct History {
     /// Where its first byte lies was known before any came.
@@ -49,14 +51,9 @@ pub(super) struct History {
 }
 
 impl History {
-    /// Of a stream that another agent has followed.
-    pub(super) const fn resumed(begun: bool, spoke: bool, whole: bool, odd: bool) -> Self {
-        Self { begun, spoke, whole, odd }
-    }
-
-    /// `begun`, `spoke`, `whole`, `odd`.
-    pub(super) const fn parts(self) -> (bool, bool, bool, bool) {
-        (self.begun, self.spoke, self.whole, self.odd)
+    /// Once a part of the stream has been missed.
+    pub(super) const fn interrupted(self) -> Self {
+        Self { whole: false, ..self }
     }
 
     /// At the beginning of a stream.

@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 use crate::control::flow::History;
 use crate::control::{Control, Dropped, Judgement, Limits, Shared, Socket, Stream, Unacknowledged, behind};
 use crate::event::{Direction, Found, Mono, SocketEvent, SocketId, StateChange, TcpState};
-use crate::rooms::model::{Connection, Input};
 use crate::rooms::Survivors;
+use crate::rooms::model::{Connection, Input};
 use crate::stream::Lane;
 use crate::zmtp::{Confidence, Decoder};
 
@@ -57,26 +57,19 @@ struct SavedStream {
     untouched: bool,
     /// Followed from its greeting.
     known: bool,
-    begun: bool,
-    spoke: bool,
-    whole: bool,
-    odd: bool,
+    history: History,
     fin: bool,
 }
 
 impl SavedStream {
     fn of(stream: &Stream) -> Self {
-        let (begun, spoke, whole, odd) = stream.history.parts();
         Self {
             next: stream.lane.next().or(stream.stood),
             read: stream.lane.next().is_some(),
             in_step: stream.decoder.is_between_messages() || stream.decoder.is_untouched(),
             untouched: stream.decoder.is_untouched(),
             known: stream.decoder.confidence() == Confidence::Known,
-            begun,
-            spoke,
-            whole,
-            odd,
+            history: stream.history,
             fin: stream.fin,
         }
     }
@@ -93,7 +86,7 @@ impl SavedStream {
                 (true, false) => Decoder::resumed(confidence),
                 (false, _) => Decoder::resumed_lost(),
             },
-            history: History::resumed(self.begun, self.spoke, self.whole && self.in_step, self.odd),
+            history: if self.in_step { self.history } else { self.history.interrupted() },
             fin: self.fin,
             idle: None,
             stood: None,

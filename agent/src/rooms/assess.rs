@@ -308,7 +308,9 @@ impl RoomTable {
 
     pub(crate) fn is_lossy(&self, room: &Room) -> bool {
         // Judged with all seen: what comes after an ABORT without METADATA ends nothing, for nobody says more of such a room.
-        if room.links.is_empty() && room.judgement.as_ref().is_some_and(|j| j.class == Class::AbortBeforeEntry) {
+        if room.links.is_empty()
+            && room.judgement.as_ref().is_some_and(|j| j.class == Class::AbortBeforeEntry)
+        {
             return false;
         }
         let (prefill, decode) = room.home;

@@ -51,7 +51,9 @@ pub enum StateError {
         source: io::Error,
     },
     /// Others may replace files in its directory.
-    #[error("others may write to the directory {dir} (mode {mode:o}): chmod go-w it, or name another with --state")]
+    #[error(
+        "others may write to the directory {dir} (mode {mode:o}): chmod go-w it, or name another with --state"
+    )]
     Open {
         /// Which.
         dir: PathBuf,
@@ -65,7 +67,9 @@ pub enum StateError {
         path: PathBuf,
     },
     /// It cannot be written.
-    #[error("cannot write {path}: {source} (check space and permissions there, or name another with --state)")]
+    #[error(
+        "cannot write {path}: {source} (check space and permissions there, or name another with --state)"
+    )]
     Write {
         /// Which file.
         path: PathBuf,
@@ -82,7 +86,9 @@ pub enum StateError {
     #[error("it is no regular file")]
     NoFile,
     /// Somebody else can have written it.
-    #[error("user {user} with mode {mode:o} is not how the agent leaves it: somebody else can have written it")]
+    #[error(
+        "user {user} with mode {mode:o} is not how the agent leaves it: somebody else can have written it"
+    )]
     Owner {
         /// Its owner.
         user: u32,

@@ -21,7 +21,7 @@ pub(super) fn user() -> Option<u32> {
     line.split_ascii_whitespace().nth(1)?.parse().ok()
 }
 
-/// Field 22 of proc_pid_stat(5). The name in parentheses may itself hold spaces and parentheses; the field behind the
+/// Field 22 of `proc_pid_stat(5)`. The name in parentheses may itself hold spaces and parentheses; the field behind the
 /// last one is the third.
 fn started(stat: &str) -> Option<u64> {
     let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();

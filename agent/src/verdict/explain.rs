@@ -270,7 +270,11 @@ fn peers(f: &Facts, lines: &mut Vec<String>) {
         }
     }
     if let Some(away) = f.restored {
-        let passed = if f.completeness == Completeness::Lossy { "" } else { "; nothing that ends it can have passed meanwhile" };
+        let passed = if f.completeness == Completeness::Lossy {
+            ""
+        } else {
+            "; nothing that ends it can have passed meanwhile"
+        };
         lines.push(format!(
             "the agent did not look from {} to {} (it was started again) and knows of earlier messages from its state \
              file{passed}",
