@@ -4,6 +4,9 @@
 #![allow(missing_docs, reason = "criterion's macros")]
 #![allow(clippy::unwrap_used, reason = "a bench")]
 
+#[path = "../tests/support/wire.rs"]
+mod wire;
+
 use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
@@ -13,36 +16,9 @@ use roomtrace::rooms::model::Input;
 
 const ROOM: u64 = 5_123_456_789_012_345_678;
 
-fn message(frames: &[&[u8]]) -> Vec<u8> {
-    let mut out = Vec::new();
-    for (i, frame) in frames.iter().enumerate() {
-        out.push(u8::from(i + 1 < frames.len()));
-        out.push(u8::try_from(frame.len()).unwrap());
-        out.extend_from_slice(frame);
-    }
-    out
-}
-
-fn status(room: u64) -> Vec<u8> {
-    message(&[room.to_string().as_bytes(), b"4", b"0"])
-}
-
-/// METADATA of SGLang 0.5.23 with 8 pages.
+/// METADATA of SGLang 0.5.17 and later with 8 pages.
 fn metadata(room: u64) -> Vec<u8> {
-    let index: Vec<u8> = (1u32..9).flat_map(u32::to_le_bytes).collect();
-    let room = room.to_string();
-    message(&[
-        room.as_bytes(),
-        b"10.0.0.21",
-        b"41207",
-        b"10.0.0.21:15847",
-        &index,
-        b"3",
-        b"",
-        b"1",
-        b"0",
-        b"",
-    ])
+    wire::metadata_from("10.0.0.21", room, 8, 1)
 }
 
 /// Sends the calls in turn on 64 connections into a sink that only counts.
@@ -94,7 +70,7 @@ fn stream(criterion: &mut Criterion, name: &str, one: fn(u64) -> Vec<u8>) {
 }
 
 fn benches(criterion: &mut Criterion) {
-    stream(criterion, "status", status);
+    stream(criterion, "status", wire::status);
     stream(criterion, "metadata", metadata);
 }
 

@@ -5,6 +5,9 @@
 #![allow(missing_docs, reason = "criterion's macros")]
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a bench")]
 
+#[path = "../tests/support/wire.rs"]
+mod wire;
+
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use roomtrace::control::Limits;
 use roomtrace::event::{
@@ -16,16 +19,6 @@ use roomtrace::rooms::Config;
 /// 19 digits, so that every room number has the same length and is written in place.
 const FIRST: u64 = 1_000_000_000_000_000_000;
 const ROOMS: u64 = 1000;
-
-fn message(frames: &[&[u8]]) -> Vec<u8> {
-    let mut out = Vec::new();
-    for (i, frame) in frames.iter().enumerate() {
-        out.push(u8::from(i + 1 < frames.len()));
-        out.push(u8::try_from(frame.len()).unwrap());
-        out.extend_from_slice(frame);
-    }
-    out
-}
 
 /// One end of a connection that only sends or only receives.
 struct Wire {
@@ -73,37 +66,14 @@ impl Wire {
     }
 }
 
-fn greeting(kind: [u8; 4]) -> Vec<u8> {
-    let mut out = vec![0xff, 0, 0, 0, 0, 0, 0, 0, 0, 0x7f, 3, 0];
-    out.extend_from_slice(b"NULL");
-    out.resize(64, 0);
-    out.extend_from_slice(b"\x04\x1a\x05READY\x0bSocket-Type\0\0\0\x04");
-    out.extend(kind);
-    out
-}
-
 fn rooms(criterion: &mut Criterion) {
     let mut pipeline = Pipeline::new(Limits::default(), Config::default());
     let mut from_decode =
         Wire::open(1, "10.0.0.1:5000", "10.0.0.2:40000", Direction::Received, &mut pipeline);
     let mut to_decode = Wire::open(2, "10.0.0.1:41000", "10.0.0.2:41207", Direction::Sent, &mut pipeline);
-    from_decode.call(1, &greeting(*b"PUSH"), &mut pipeline);
-    to_decode.call(1, &greeting(*b"PUSH"), &mut pipeline);
-    let digits = FIRST.to_string();
-    let index: Vec<u8> = (1u32..9).flat_map(u32::to_le_bytes).collect();
-    let mut metadata = message(&[
-        digits.as_bytes(),
-        b"10.0.0.2",
-        b"41207",
-        b"10.0.0.2:15847",
-        &index,
-        b"3",
-        b"",
-        b"1",
-        b"0",
-        b"",
-    ]);
-    let mut status = message(&[digits.as_bytes(), b"4", b"0"]);
+    from_decode.call(1, &wire::handshake(), &mut pipeline);
+    to_decode.call(1, &wire::handshake(), &mut pipeline);
+    let (mut metadata, mut status) = (wire::metadata_from("10.0.0.2", FIRST, 8, 1), wire::status(FIRST));
     let (mut room, mut now) = (FIRST, 1_000_000);
     let mut group = criterion.benchmark_group("pipeline");
     group.throughput(Throughput::Elements(2 * ROOMS));

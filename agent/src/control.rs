@@ -16,8 +16,8 @@ use saved::Returning;
 pub use saved::{SavedControl, SavedSocket};
 
 use crate::event::{
-    Addresses, Bytes, Direction, Found, Mono, SECOND, Sequence, SocketEvent, SocketId, StateChange, Task,
-    TcpState, What,
+    Addresses, Body, Bytes, Direction, Found, Mono, NotCaptured, SECOND, Sequence, SocketEvent, SocketId,
+    StateChange, Task, TcpState, What,
 };
 use crate::rooms::model::{Connection, Input};
 use crate::stream::{Call, Held, Lane, Piece, Table};
@@ -210,6 +210,12 @@ impl Socket {
         self.sent.decoder.held() + self.received.decoder.held()
     }
 
+    /// Open, and not one call on it was reported: it says nothing, or its source does not ship what it says, as it
+    /// is no greeting. Should something come after all, it is joined there.
+    fn is_speechless(&self) -> bool {
+        self.doubt_calls == 0 && self.state() == Some(ConnectionState::Pending)
+    }
+
     fn state(&self) -> Option<ConnectionState> {
         if self.closed.is_some() {
             return None;
@@ -281,8 +287,8 @@ impl Control {
         }
     }
 
-    /// Lets time pass: gives up waiting for calls that never came, forgets closed and muted sockets. Call it at least
-    /// every 100 ms while events are few.
+    /// Lets time pass: gives up waiting for calls that never came, forgets closed, muted and speechless sockets. Call it at
+    /// least every 100 ms while events are few.
     pub fn tick(&mut self, now: Mono, sink: &mut impl FnMut(Input<'_>)) {
         let Self { sockets, waiting, shared, .. } = self;
         waiting.retain(|id| {
@@ -301,6 +307,13 @@ impl Control {
         });
         while let Some((id, mut socket)) = sockets.take_closed(now).or_else(|| sockets.take_muted(now)) {
             shared.retire(id, &mut socket, now, sink);
+        }
+        while let Some(id) = sockets.next_opened(now) {
+            let speechless = sockets.get_mut(id, Mono(0)).is_some_and(|socket| socket.is_speechless());
+            if speechless && let Some(mut socket) = sockets.remove(id) {
+                shared.counters.speechless += 1;
+                shared.retire(id, &mut socket, now, sink);
+            }
         }
     }
 
@@ -366,7 +379,7 @@ impl Control {
             lane.expire(event.at, held, take);
             lane.push(&call, held, take);
         });
-        shared.doubt(event.socket, socket, bytes.len);
+        shared.doubt(event.socket, socket, bytes);
         shared.acknowledge(event, socket, bytes.snd_una, sink);
         if !socket.waiting && socket.stream(bytes.direction).lane.is_waiting() {
             socket.waiting = true;
@@ -411,6 +424,9 @@ impl Control {
         if change.new == TcpState::Close && socket.closed.is_none() {
             socket.closed = Some(change.sequence);
             self.sockets.close(event.socket, event.at);
+        }
+        if opened {
+            self.sockets.opened(event.socket, event.at);
         }
         let Some(socket) = self.sockets.get_mut(event.socket, event.at) else { return };
         self.shared.recount(socket);
@@ -545,17 +561,20 @@ impl Shared {
         }
     }
 
-    /// Gives up a connection joined in its middle that shows nothing known for long.
-    fn doubt(&mut self, id: SocketId, socket: &mut Socket, len: u32) {
+    /// Gives up a connection joined in its middle that shows nothing known for long, or as long as its source ships
+    /// bytes of what is not judged.
+    fn doubt(&mut self, id: SocketId, socket: &mut Socket, bytes: &Bytes<'_>) {
         if socket.given_up.is_some() || socket.state() != Some(ConnectionState::Pending) {
             return;
         }
         socket.doubt_calls = socket.doubt_calls.saturating_add(1);
         // A large body of what may be a message is no reason for doubt.
-        if !socket.sent.decoder.is_unfinished() && !socket.received.decoder.is_unfinished() {
-            socket.doubt_bytes = socket.doubt_bytes.saturating_add(u64::from(len));
+        let unfinished = socket.sent.decoder.is_unfinished() || socket.received.decoder.is_unfinished();
+        if !unfinished {
+            socket.doubt_bytes = socket.doubt_bytes.saturating_add(u64::from(bytes.len));
         }
-        if socket.doubt_calls > DOUBT_CALLS || socket.doubt_bytes > DOUBT_BYTES {
+        let spent = matches!(bytes.body, Body::Absent(NotCaptured::Budget)) && !unfinished;
+        if spent || socket.doubt_calls > DOUBT_CALLS || socket.doubt_bytes > DOUBT_BYTES {
             self.counters.unrecognised += 1;
             self.give_up(id, socket, ConnectionState::Foreign);
             self.recount(socket);

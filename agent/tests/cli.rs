@@ -53,6 +53,39 @@ fn the_default_configuration_is_shown_and_checks() {
 }
 
 #[test]
+fn a_value_out_of_range_is_named_with_place_and_key() {
+    let wrong = file(b"rooms:\n  factor: -1\n");
+    let path = wrong.path().to_str().unwrap();
+    let (code, text) = refused(&["config", "check", path]);
+    assert_eq!(code, 2, "{text}");
+    assert!(text.contains(&format!("{path}:2:11: rooms.factor: `-1`")), "{text}");
+    let (code, text) = refused(&["config", "show", "--floor", "0s"]);
+    assert_eq!(code, 2, "{text}");
+    assert!(text.contains("command line") && text.contains("rooms.floor: `0s`"), "{text}");
+}
+
+#[test]
+fn a_password_is_not_shown_and_must_be_put_back() {
+    let given = file(b"export:\n  trace_salt: secret1\n  otlp: {headers: {authorization: secret2}}\n");
+    let (path, url) = (given.path().to_str().unwrap(), "https://me:secret3@host:4317");
+    let out = roomtrace(&["config", "show", "--config", path, "--otlp-endpoint", url]);
+    assert!(out.status.success());
+    let shown = file(&out.stdout);
+    let text = String::from_utf8(out.stdout).unwrap();
+    assert!(text.contains("https://<hidden>@host:4317") && !text.contains("secret"), "{text}");
+    let (code, text) = refused(&["config", "check", shown.path().to_str().unwrap()]);
+    assert_eq!(code, 2, "{text}");
+    assert!(text.contains("export.trace_salt: the value is hidden"), "{text}");
+    // What goes wrong with the address does not tell it either, nor does the help.
+    let (code, text) = refused(&["config", "show", "--otlp-endpoint", "ftp://me:secret@host"]);
+    assert_eq!(code, 2, "{text}");
+    assert!(text.contains("export.otlp.endpoint") && !text.contains("secret"), "{text}");
+    let mut help = Command::new(env!("CARGO_BIN_EXE_roomtrace"));
+    let help = help.env("ROOMTRACE_OTLP_ENDPOINT", url).args(["run", "--help"]).output().unwrap();
+    assert!(!String::from_utf8(help.stdout).unwrap().contains("secret"));
+}
+
+#[test]
 fn what_is_no_capture_is_named() {
     let cases: [(&[u8], &str); 3] = [
         (b"", "empty"),
@@ -68,6 +101,42 @@ fn what_is_no_capture_is_named() {
     }
     let (code, text) = refused(&["replay", "/nonexistent.pcap"]);
     assert_eq!(code, 2, "{text}");
+}
+
+/// A pcapng file with one packet on an interface of each link type.
+fn pcapng(link_types: &[u16]) -> Vec<u8> {
+    let block = |kind: u32, body: &[u8]| {
+        let len = u32::try_from(body.len() + 12).unwrap().to_le_bytes();
+        [&kind.to_le_bytes(), &len, body, &len].concat()
+    };
+    let section = [&0x1a2b_3c4d_u32.to_le_bytes()[..], &[1, 0, 0, 0], &[0xff; 8]].concat();
+    let mut bytes = block(0x0a0d_0d0a, &section);
+    for link in link_types {
+        bytes.extend(block(1, &[&link.to_le_bytes()[..], &[0; 6]].concat()));
+    }
+    for n in 0..u32::try_from(link_types.len()).unwrap() {
+        let words = [n, 0, 0, 60, 60].map(u32::to_le_bytes).concat();
+        bytes.extend(block(6, &[words, vec![0; 60]].concat()));
+    }
+    bytes
+}
+
+#[test]
+fn a_link_type_that_is_not_read_is_told() {
+    let foreign = file(&pcapng(&[127]));
+    let (code, text) = refused(&["replay", foreign.path().to_str().unwrap()]);
+    assert_eq!(code, 2, "{text}");
+    assert!(
+        text.contains("link type 127 (802.11 with radiotap header) is not supported (Ethernet 1"),
+        "{text}"
+    );
+    let mixed = file(&pcapng(&[1, 127]));
+    let (code, text) = refused(&["replay", mixed.path().to_str().unwrap()]);
+    assert_eq!(code, 0, "{text}");
+    assert!(
+        text.contains("WARN") && text.contains("1 of 2 packets") && text.contains("1 of link type 127"),
+        "{text}"
+    );
 }
 
 #[test]

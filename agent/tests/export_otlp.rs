@@ -26,7 +26,11 @@ use testing::{EPOCH, closed, full_snapshot, identity, life, pinned};
 const GRACE: Duration = Duration::from_secs(30);
 
 fn to(endpoint: String) -> OtlpConfig {
-    OtlpConfig { endpoint: Some(endpoint), timeout: Some(Duration::from_secs(5)), ..OtlpConfig::default() }
+    OtlpConfig {
+        endpoint: Some(endpoint.into()),
+        timeout: Some(Duration::from_secs(5)),
+        ..OtlpConfig::default()
+    }
 }
 
 fn over_http(endpoint: String) -> OtlpConfig {
@@ -142,6 +146,30 @@ async fn headers_and_gzip_work_over_grpc() {
     for head in receiver.received().heads {
         assert!(head.contains(&("authorization".to_owned(), "Bearer x".to_owned())), "{head:?}");
         assert!(head.contains(&("grpc-encoding".to_owned(), "gzip".to_owned())), "{head:?}");
+    }
+}
+
+/// And neither an error nor the address on the wire holds it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_login_in_the_endpoint_arrives_as_basic_authorization() {
+    for http in [false, true] {
+        let receiver = Receiver::default();
+        let config = if http {
+            over_http(format!("http://me:secret@{}", receiver.http_here().await))
+        } else {
+            to(format!("http://me:secret@{}", receiver.grpc_here().await))
+        };
+        let mut exports = started(config).await;
+        tell(&mut exports, [Event::Pinned(pinned(7).into())]);
+        exports.shutdown(GRACE).await;
+        assert_eq!(receiver.rooms("room_pinned"), ["7"]);
+        for head in receiver.received().heads {
+            assert!(
+                head.contains(&("authorization".to_owned(), "Basic bWU6c2VjcmV0".to_owned())),
+                "{head:?}"
+            );
+            assert!(!format!("{head:?}").contains("secret"), "{head:?}");
+        }
     }
 }
 
@@ -424,6 +452,7 @@ async fn an_unusable_configuration_is_one_clear_error() {
         (to("http://".to_owned()), "export.otlp.endpoint"),
         (to("unix:///run/x".to_owned()), "unix:///run/x"),
         (to("ftp://host:1".to_owned()), "http or https"),
+        (to("ftp://me:secret@host:1".to_owned()), "ftp://<hidden>@host:1"),
         (
             OtlpConfig {
                 tls: TlsConfig { ca: Some("/nonexistent/ca.pem".into()), ..TlsConfig::default() },
@@ -435,7 +464,7 @@ async fn an_unusable_configuration_is_one_clear_error() {
     ] {
         let options = Options { otlp: config, ..Options::default() };
         let error = Exports::start(options, identity()).await.unwrap_err().to_string();
-        assert!(error.contains(needle), "{error}");
+        assert!(error.contains(needle) && !error.contains("secret"), "{error}");
     }
 }
 

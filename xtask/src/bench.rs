@@ -95,10 +95,10 @@ fn pipeline() -> Result<()> {
 fn replay() -> Result<()> {
     install::debian(&["tshark"])?;
     install::run(&mut cargo(&["build", "--quiet", "--release", "--package", "roomtrace"]))?;
-    let root = install::root();
-    let file = root.join("target/bench.pcap");
-    repeat(&root.join("agent/tests/fixtures/captures/uv.pcap"), &file)?;
-    let agent = root.join("target/release/roomtrace");
+    let target = install::target();
+    let file = target.join("bench.pcap");
+    repeat(&install::root().join("agent/tests/fixtures/captures/uv.pcap"), &file)?;
+    let agent = target.join("release/roomtrace");
     let (mut ours, mut theirs) = (Vec::new(), Vec::new());
     // In turn, so that a drift of the machine's speed meets both.
     for _ in 0..ROUNDS {
@@ -162,11 +162,11 @@ fn live() -> Result<()> {
     install::debian(&["libzmq3-dev", "pkg-config"])?;
     install::run(&mut cargo(&["build", "--quiet", "--release", "--package", "roomtrace"]))?;
     install::run(&mut cargo(&["build", "--quiet", "--release", "--package", "pd-workload"]))?;
-    let root = install::root();
-    let dir = root.join("target/bench");
+    let target = install::target();
+    let dir = target.join("bench");
     std::fs::create_dir_all(&dir)?;
     let agent = match Agent::start(
-        &root.join("target/release/roomtrace"),
+        &target.join("release/roomtrace"),
         &[],
         &dir.join("events.jsonl"),
         &dir.join("agent.log"),
@@ -179,7 +179,7 @@ fn live() -> Result<()> {
     let (rate, seconds) = LIVE;
     let before = (Instant::now(), cpu(agent.pid())?);
     install::run(
-        Command::new(root.join("target/release/pd-workload"))
+        Command::new(target.join("release/pd-workload"))
             .args(["load", "--no-kv", "--rate", &rate.to_string(), "--duration", &seconds.to_string()])
             .arg("--out")
             .arg(dir.join("workload"))

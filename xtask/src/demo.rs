@@ -2,24 +2,22 @@
 //! found. Ends with 0 only if they agree.
 //!
 //! Without root or BPF the same workload is shown from a packet capture that lies beside this file. Opens nothing
-//! but loopback ports; writes to `target/demo` only (and Debian packages, where the live demo misses them).
+//! but loopback ports; writes to `demo` in cargo's target directory only (and Debian packages, where the live demo misses them).
 
 mod compare;
 mod show;
 
 use std::fs::File;
-use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
 use crate::agent::{Agent, Start, terminate};
 use crate::install;
+use crate::workload::{self, Workload};
 
-/// What the workload links and its build needs.
-const PACKAGES: &[&str] = &["libzmq3-dev", "pkg-config"];
 /// How long a replayed capture runs on after its last packet.
 const EXTEND: &str = "30s";
 
@@ -42,7 +40,6 @@ pub(crate) struct Args {
 
 /// Where things are.
 struct Places {
-    root: PathBuf,
     /// Results of this run.
     dir: PathBuf,
     /// The checked-in capture and its truth.
@@ -53,21 +50,13 @@ struct Places {
 
 impl Places {
     fn new(given: Option<PathBuf>) -> Result<Self> {
-        let root = install::root();
-        let dir = root.join("target/demo");
-        if dir.exists() {
-            std::fs::remove_dir_all(&dir).with_context(|| format!("empty {}", dir.display()))?;
-        }
-        std::fs::create_dir_all(&dir).with_context(|| format!("create {}", dir.display()))?;
-        Ok(Self { bundle: root.join("xtask/demo"), dir, root, given })
+        let dir = install::target().join("demo");
+        install::empty(&dir)?;
+        Ok(Self { bundle: install::root().join("xtask/demo"), dir, given })
     }
 
     fn agent(&self) -> PathBuf {
-        self.given.clone().unwrap_or_else(|| self.root.join("target/release/roomtrace"))
-    }
-
-    fn workload(&self) -> PathBuf {
-        self.root.join("target/debug/pd-workload")
+        self.given.clone().unwrap_or_else(|| install::target().join("release/roomtrace"))
     }
 
     fn file(&self, name: &str) -> PathBuf {
@@ -114,17 +103,14 @@ fn cannot_be_live() -> Option<String> {
 }
 
 fn build(places: &Places, with_workload: bool) -> Result<()> {
-    let cargo =
-        |arguments: &[&str]| install::run(Command::new("cargo").args(arguments).current_dir(&places.root));
     if with_workload {
-        install::debian(PACKAGES)?;
-        cargo(&["build", "--quiet", "--package", "pd-workload"])?;
+        workload::build()?;
     }
     if places.given.is_some() {
         return Ok(());
     }
     eprintln!("building the agent");
-    cargo(&["build", "--quiet", "--release", "--package", "roomtrace"])
+    install::cargo(&["build", "--quiet", "--release", "--package", "roomtrace"])
 }
 
 enum Live {
@@ -145,8 +131,7 @@ fn live(places: &Places, late: bool) -> Result<Live> {
         }
     }
     eprintln!("running 9 engine processes over libzmq, for about 20 seconds");
-    // Rooms of its own: the agent sees every engine of this host, another demo's too.
-    let mut workload = Workload::start(places, &["--seed", &std::process::id().to_string()])?;
+    let mut workload = Workload::open(&["demo"], &places.dir)?;
     let agent = match agent {
         Some(agent) => agent,
         None => match start(places)? {
@@ -154,15 +139,15 @@ fn live(places: &Places, late: bool) -> Result<Live> {
             Start::NotPossible(why) => return Ok(Live::NotPossible(why)),
         },
     };
-    let sums = workload.results(places)?;
-    let truth = std::fs::read_to_string(places.file("truth.jsonl")).context("read the workload's truth")?;
+    let sums = workload.results()?;
+    let truth = workload.truth()?;
     // Asked before anything ends: the end of a process is an event too.
     let events = || std::fs::read_to_string(places.file("events.jsonl")).context("read the agent's events");
     let first = compare::compare(&truth, &events()?, late)?;
     let page = first.to_explain().map(|room| (room.to_owned(), explain(&agent, places, room)));
     agent.stop()?;
     let result = compare::compare(&truth, &events()?, late)?;
-    workload.end(places)?;
+    workload.end()?;
     let shown = page.as_ref().and_then(|(room, page)| Some((room.as_str(), page.as_ref().ok()?.as_str())));
     show::result(&result, &format!("live, {sums}"), shown);
     conclude(&result, places)?;
@@ -218,7 +203,6 @@ fn conclude(result: &compare::Comparison, places: &Places) -> Result<()> {
 
 /// Records `xtask/demo/capture.pcap` and its truth.
 fn record(places: &Places) -> Result<()> {
-    install::debian(PACKAGES)?;
     install::debian(&["tcpdump"])?;
     build(places, true)?;
     let (all, log) = (places.file("all.pcap"), File::create(places.file("tcpdump.log"))?);
@@ -230,12 +214,13 @@ fn record(places: &Places) -> Result<()> {
         .spawn()
         .context("start tcpdump")?;
     std::thread::sleep(Duration::from_secs(1));
-    let mut workload = Workload::start(places, &["--rate", "5"])?;
-    eprintln!("recorded: {}", workload.results(places)?);
+    let mut workload = Workload::open(&["demo", "--rate", "5"], &places.dir)?;
+    eprintln!("recorded: {}", workload.results()?);
     std::thread::sleep(Duration::from_millis(500));
     terminate(&mut tcpdump)?;
-    let ports: Vec<String> = workload.ports.iter().map(|port| format!("port {port}")).collect();
-    workload.end(places)?;
+    let ports: Vec<String> = workload.ports()?.iter().map(|port| format!("port {port}")).collect();
+    let truth = workload.truth()?;
+    workload.end()?;
     std::fs::create_dir_all(&places.bundle)?;
     // The control ports only: KV bytes go elsewhere.
     install::run(
@@ -246,7 +231,6 @@ fn record(places: &Places) -> Result<()> {
             .arg(places.bundle.join("capture.pcap"))
             .arg(ports.join(" or ")),
     )?;
-    let truth = std::fs::read_to_string(places.file("truth.jsonl"))?;
     std::fs::write(places.bundle.join("truth.jsonl"), compare::rooms_only(&truth)?)?;
     std::fs::copy(places.file("expect.json"), places.bundle.join("expect.json"))?;
     Ok(())
@@ -259,75 +243,4 @@ fn explain(agent: &Agent, places: &Places, room: &str) -> Result<String> {
         bail!("`roomtrace explain {room}` says nothing of a room that is pinned: {page:?}");
     }
     Ok(page)
-}
-
-/// The running workload.
-struct Workload {
-    child: Child,
-    lines: std::io::Lines<BufReader<std::process::ChildStdout>>,
-    ports: Vec<u64>,
-}
-
-impl Workload {
-    /// Starts it and waits until its connections are open.
-    fn start(places: &Places, more: &[&str]) -> Result<Self> {
-        let ready = places.file("ready.json");
-        let mut child = Command::new(places.workload())
-            .arg("demo")
-            .args(more)
-            .arg("--out")
-            .arg(&places.dir)
-            .arg("--ready-file")
-            .arg(&ready)
-            .arg("--wait-file")
-            .arg(places.file("go"))
-            .arg("--linger-file")
-            .arg(places.file("end"))
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .spawn()
-            .context("start the workload")?;
-        let lines = BufReader::new(child.stdout.take().context("the workload has no output")?).lines();
-        let mut workload = Self { child, lines, ports: Vec::new() };
-        while !ready.exists() {
-            if let Some(status) = workload.child.try_wait()? {
-                bail!("the workload ended with {status}");
-            }
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        let ready: serde_json::Value = serde_json::from_slice(&std::fs::read(&ready)?)?;
-        workload.ports = ready["rank_ports"]
-            .as_array()
-            .into_iter()
-            .flatten()
-            .filter_map(serde_json::Value::as_u64)
-            .collect();
-        Ok(workload)
-    }
-
-    /// Lets the load begin and waits for its results: one line of sums.
-    fn results(&mut self, places: &Places) -> Result<String> {
-        std::fs::write(places.file("go"), "").context("tell the workload to begin")?;
-        self.lines
-            .next()
-            .context("the workload ended without results")?
-            .context("read the workload's results")
-    }
-
-    fn end(mut self, places: &Places) -> Result<()> {
-        std::fs::write(places.file("end"), "").context("tell the workload to end")?;
-        let status = self.child.wait().context("wait for the workload")?;
-        if !status.success() {
-            bail!("the workload ended with {status}");
-        }
-        Ok(())
-    }
-}
-
-impl Drop for Workload {
-    fn drop(&mut self) {
-        // Its ranks end with it.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
 }

@@ -8,7 +8,6 @@ mod report;
 mod setup;
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
@@ -62,7 +61,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         Some(path) => path.canonicalize().with_context(|| format!("the agent {}", path.display()))?,
         None => build()?,
     };
-    let out = args.out.clone().unwrap_or_else(|| install::root().join("target/engine"));
+    let out = args.out.clone().unwrap_or_else(|| install::target().join("engine"));
     let mut rows = Vec::new();
     for attach in attaches {
         for case in &cases {
@@ -108,15 +107,8 @@ fn chosen(scenarios: &[String]) -> Result<Vec<Case>> {
 
 /// Builds the agent and says where it is.
 fn build() -> Result<PathBuf> {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    install::run(
-        Command::new(cargo)
-            .args(["build", "--release", "--package", "roomtrace"])
-            .current_dir(install::root()),
-    )?;
-    let target =
-        std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| install::root().join("target"), PathBuf::from);
-    Ok(target.join("release/roomtrace"))
+    install::cargo(&["build", "--release", "--package", "roomtrace"])?;
+    Ok(install::target().join("release/roomtrace"))
 }
 
 /// A file of the project that the runs use.

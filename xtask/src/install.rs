@@ -11,6 +11,39 @@ pub(crate) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().map_or_else(|| PathBuf::from("."), Path::to_path_buf)
 }
 
+/// Where cargo builds: `$CARGO_TARGET_DIR`, else `target` in the checkout.
+pub(crate) fn target() -> PathBuf {
+    root().join(std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into()))
+}
+
+/// Runs cargo in the checkout.
+pub(crate) fn cargo(arguments: &[&str]) -> Result<()> {
+    run(Command::new("cargo").args(arguments).current_dir(root()))
+}
+
+/// Makes a directory anew, empty. Asks first whether this user may build beside it: what another user left there is the
+/// usual reason why not.
+pub(crate) fn empty(dir: &Path) -> Result<()> {
+    let target = target();
+    let own = [&target, &target.join("debug"), &target.join("release"), &dir.to_owned()];
+    for place in own.into_iter().filter(|place| place.exists()) {
+        let probe = place.join(".may-write");
+        let may = std::fs::write(&probe, "").and_then(|()| std::fs::remove_file(&probe));
+        may.map_err(|error| not_ours(place, &target, &error))?;
+    }
+    let made = if dir.exists() { std::fs::remove_dir_all(dir) } else { Ok(()) };
+    made.and_then(|()| std::fs::create_dir_all(dir)).map_err(|error| not_ours(dir, &target, &error))
+}
+
+fn not_ours(place: &Path, target: &Path, error: &std::io::Error) -> anyhow::Error {
+    anyhow::anyhow!(
+        "cannot write to {}: {error}. If another user, such as root, built here before: give it back with \
+         `sudo chown -R \"$(id -u)\" {}`, or build elsewhere with `CARGO_TARGET_DIR=\"$HOME/roomtrace-target\" cargo xtask …`",
+        place.display(),
+        target.display()
+    )
+}
+
 /// Where tools and services that take long to build are kept between runs (`$XDG_CACHE_HOME/roomtrace` or
 /// `~/.cache/roomtrace`).
 pub(crate) fn cache() -> Result<PathBuf> {
@@ -89,4 +122,19 @@ fn line(command: &Command) -> String {
         .map(OsStr::to_string_lossy)
         .collect();
     words.join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+    use super::*;
+
+    #[test]
+    fn a_directory_that_is_not_ours_is_said_so_with_the_way_out() {
+        // Not even root can make files here.
+        let error = empty(Path::new("/proc/self")).unwrap_err();
+        let said = format!("{error:#}");
+        assert!(said.starts_with("cannot write to /proc/self: "), "{said}");
+        assert!(said.contains("chown -R") && said.contains("CARGO_TARGET_DIR="), "{said}");
+    }
 }

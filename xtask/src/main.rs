@@ -10,7 +10,11 @@ mod engine;
 mod install;
 mod lint;
 mod live;
+mod own;
 mod test;
+mod workload;
+
+use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
@@ -39,8 +43,19 @@ enum Command {
     Bench(bench::Args),
 }
 
-fn main() -> anyhow::Result<()> {
-    match Args::parse().command {
+fn main() -> ExitCode {
+    match run(Args::parse().command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            // One message, whatever RUST_BACKTRACE says.
+            eprintln!("Error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(command: Command) -> anyhow::Result<()> {
+    match command {
         Command::BuildEbpf(args) => ebpf::run(&args),
         Command::Demo(args) => demo::run(&args),
         Command::Test(args) => test::run(&args),

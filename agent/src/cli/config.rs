@@ -9,6 +9,11 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::export::otlp::{Endpoint, OtlpConfig, Secret};
+
+mod allowed;
+mod place;
+
 /// Why a configuration cannot be used. Each names the file, the place and a way out.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
@@ -22,7 +27,7 @@ pub enum ConfigError {
         /// Why.
         source: std::io::Error,
     },
-    /// The file is not what it must be.
+    /// The file is no YAML, or has a key that does not exist.
     #[error("configuration {path}{place}: {what}{hint}")]
     Parse {
         /// Which file.
@@ -34,14 +39,44 @@ pub enum ConfigError {
         /// What was probably meant.
         hint: String,
     },
-    /// A value is outside its range.
-    #[error("configuration key {key}: {what}")]
-    Range {
-        /// Which key.
-        key: &'static str,
-        /// What is wrong and what is allowed.
-        what: String,
+    /// A value that cannot be.
+    #[error("configuration {place}: {problem}")]
+    Value {
+        /// `file:line:column`, or that it came from elsewhere.
+        place: String,
+        /// What is wrong.
+        problem: Problem,
     },
+}
+
+/// A value that cannot be used.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{key}: {what}")]
+pub struct Problem {
+    /// Full name of its key.
+    key: String,
+    /// The value and what is allowed instead.
+    what: String,
+}
+
+impl Problem {
+    /// `value` is shown unless the key's values are not to be seen.
+    fn new(key: impl Into<String>, value: &str) -> Self {
+        let key = key.into();
+        let value = if allowed::is_secret(&key) {
+            "this value (not shown)".to_owned()
+        } else {
+            // One line, whatever was written.
+            format!("`{}`", value.lines().next().unwrap_or_default().chars().take(60).collect::<String>())
+        };
+        let allowed = allowed::at(&key).unwrap_or_else(|| "something else".to_owned());
+        Self { key, what: format!("{value} cannot be used here; allowed is {allowed}") }
+    }
+
+    fn hidden(key: impl Into<String>) -> Self {
+        let what = "the value is hidden, as `roomtrace config show` prints it: put the value itself back";
+        Self { key: key.into(), what: what.to_owned() }
+    }
 }
 
 /// Longest configuration file, bytes.
@@ -125,9 +160,9 @@ pub struct Export {
     /// JSON lines: a file, or `-` for standard output.
     pub events: Option<PathBuf>,
     /// Secret mixed into trace ids, the same on every host of a fleet (empty: ids follow from room numbers alone).
-    pub trace_salt: String,
+    pub trace_salt: Secret,
     /// OpenTelemetry.
-    pub otlp: crate::export::otlp::OtlpConfig,
+    pub otlp: OtlpConfig,
 }
 
 /// What a restarted agent goes on from.
@@ -178,62 +213,130 @@ impl Config {
         if u64::try_from(text.len()).unwrap_or(u64::MAX) > LONGEST {
             return Err(failed(std::io::Error::other("longer than 1 MiB: not a configuration")));
         }
-        let config = Self::parse(path, &text)?;
-        config.check()?;
-        Ok(config)
+        Self::parse(path, &text)
     }
 
-    /// Parses a text; `path` is only named in errors.
+    /// Parses and checks a text; `path` is only named in errors.
     ///
     /// # Errors
-    /// [`ConfigError::Parse`].
+    /// [`ConfigError::Parse`], [`ConfigError::Value`].
     pub fn parse(path: &Path, text: &str) -> Result<Self, ConfigError> {
         if text.lines().all(|l| l.trim_start().is_empty() || l.trim_start().starts_with('#')) {
             return Ok(Self::default());
         }
-        serde_saphyr::from_str(text).map_err(|error| {
-            let plain = error.without_snippet();
-            let mut what = plain.to_string();
-            // The place stands in front already.
-            if let Some(end) = what.rfind(" at line ") {
-                what.truncate(end);
-            }
-            ConfigError::Parse {
-                path: path.to_owned(),
-                place: error.location().map_or_else(String::new, |l| format!(":{}:{}", l.line(), l.column())),
-                hint: hint(&what),
-                what,
-            }
+        let mut key = String::new();
+        let config: Self = serde_saphyr::with_deserializer_from_str(text, |from| {
+            serde_path_to_error::deserialize(from).map_err(|error| {
+                // A `?` or `.` stands where the path is not known.
+                error.path().to_string().trim_end_matches(['.', '?']).clone_into(&mut key);
+                error.into_inner()
+            })
         })
+        .map_err(|error| refused(path, text, key, &error))?;
+        config.problem().map_or(Ok(()), |problem| {
+            let place = format!("{}{}", path.display(), place::of(text, &problem.key));
+            Err(ConfigError::Value { place, problem })
+        })?;
+        Ok(config)
     }
 
     /// Checks what types cannot say.
     ///
     /// # Errors
-    /// [`ConfigError::Range`].
+    /// [`ConfigError::Value`].
     pub fn check(&self) -> Result<(), ConfigError> {
-        let range = |ok: bool, key, what: &str| {
-            if ok { Ok(()) } else { Err(ConfigError::Range { key, what: what.to_owned() }) }
-        };
-        let second = Duration::from_secs(1);
-        range(self.rooms.floor >= second, "rooms.floor", "must be at least 1s")?;
-        range(self.rooms.ceiling >= self.rooms.floor, "rooms.ceiling", "must not be below rooms.floor")?;
-        range((1..=1000).contains(&self.rooms.factor), "rooms.factor", "must be from 1 to 1000")?;
-        range(
-            (1024..=4_194_304).contains(&self.rooms.max),
-            "rooms.max",
-            "must be from 1024 to 4194304 (each open room takes about 1 KiB)",
-        )?;
-        range(self.capture.engine_comms.len() <= 8, "capture.engine_comms", "must have at most 8 entries")?;
-        for comm in &self.capture.engine_comms {
-            range(
-                (1..=15).contains(&comm.len()),
-                "capture.engine_comms",
-                "each entry must have 1 to 15 bytes, as the kernel keeps no more of a process name",
-            )?;
-        }
-        range(self.capture.ports.len() <= 64, "capture.ports", "must have at most 64 entries")
+        self.problem().map_or(Ok(()), |problem| {
+            Err(ConfigError::Value { place: "from the command line or the environment".to_owned(), problem })
+        })
     }
+
+    /// The first value that cannot be used though it is of the right type.
+    fn problem(&self) -> Option<Problem> {
+        self.capture.problem().or_else(|| self.rooms.problem()).or_else(|| self.export.problem())
+    }
+}
+
+impl Capture {
+    fn problem(&self) -> Option<Problem> {
+        let comms = &self.engine_comms;
+        if let Some(comm) = comms.iter().find(|comm| !(1..=15).contains(&comm.len())) {
+            return Some(Problem::new("capture.engine_comms", comm));
+        }
+        if comms.len() > 8 {
+            return Some(Problem::new("capture.engine_comms", &format!("{} names", comms.len())));
+        }
+        if self.ports.contains(&0) {
+            return Some(Problem::new("capture.ports", "0"));
+        }
+        (self.ports.len() > 64).then(|| Problem::new("capture.ports", &format!("{} ports", self.ports.len())))
+    }
+}
+
+impl Rooms {
+    fn problem(&self) -> Option<Problem> {
+        let wrong = |right: bool, key, value: String| (!right).then(|| Problem::new(key, &value));
+        wrong(self.floor >= Duration::from_secs(1), "rooms.floor", duration::show(self.floor))
+            .or_else(|| wrong(self.ceiling >= self.floor, "rooms.ceiling", duration::show(self.ceiling)))
+            .or_else(|| wrong((1..=1000).contains(&self.factor), "rooms.factor", self.factor.to_string()))
+            .or_else(|| wrong((1024..=4_194_304).contains(&self.max), "rooms.max", self.max.to_string()))
+    }
+}
+
+impl Export {
+    fn problem(&self) -> Option<Problem> {
+        let OtlpConfig { endpoint, headers, queue, .. } = &self.otlp;
+        if self.trace_salt.is_hidden() {
+            return Some(Problem::hidden("export.trace_salt"));
+        }
+        if endpoint.as_ref().is_some_and(Endpoint::is_hidden) {
+            return Some(Problem::hidden("export.otlp.endpoint"));
+        }
+        if endpoint.as_ref().and_then(Endpoint::problem).is_some() {
+            return Some(Problem::new("export.otlp.endpoint", ""));
+        }
+        for (name, value) in headers {
+            let key = format!("export.otlp.headers.{name}");
+            if value.is_hidden() {
+                return Some(Problem::hidden(key));
+            }
+            if !value.is_header(name) {
+                return Some(Problem::new(key, ""));
+            }
+        }
+        let none = |n: usize, key| (n == 0).then(|| Problem::new(key, "0"));
+        none(queue.items, "export.otlp.queue.items").or_else(|| none(queue.bytes, "export.otlp.queue.bytes"))
+    }
+}
+
+/// What the parser refused, for the operator.
+fn refused(path: &Path, text: &str, key: String, error: &serde_saphyr::Error) -> ConfigError {
+    let location = error.location();
+    let mut what = error.without_snippet().to_string();
+    // The place stands in front already, and the options are the parser's.
+    for end in [" at line ", ", set DuplicateKeyPolicy"] {
+        what.truncate(what.find(end).unwrap_or(what.len()));
+    }
+    let place = place::shown(location);
+    let of_type = ["invalid ", "expected ", "unknown variant ", "`"].iter().any(|s| what.starts_with(s));
+    if of_type && allowed::at(&key).is_some() {
+        let value = location.map(|l| l.span()).and_then(|span| {
+            let start = usize::try_from(span.byte_offset()?).ok()?;
+            text.get(start..start + usize::try_from(span.byte_len()?).ok()?)
+        });
+        let value = match value {
+            Some("[") => "a list",
+            Some("{") => "a section",
+            other => other.unwrap_or_default(),
+        };
+        let place = format!("{}{place}", path.display());
+        return ConfigError::Value { place, problem: Problem::new(key, value) };
+    }
+    let hint = hint(&what);
+    let within = key.rsplit_once('.').map_or("", |(section, _)| section);
+    if !within.is_empty() {
+        what = format!("{within}: {what}");
+    }
+    ConfigError::Parse { path: path.to_owned(), place, hint, what }
 }
 
 /// "did you mean" for "unknown field `x`, expected one of a, b".
@@ -287,7 +390,7 @@ mod tests {
     use super::*;
 
     fn error(text: &str) -> String {
-        Config::parse(Path::new("r.yaml"), text).and_then(|c| c.check()).unwrap_err().to_string()
+        Config::parse(Path::new("r.yaml"), text).unwrap_err().to_string()
     }
 
     #[test]
@@ -315,10 +418,96 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_value_is_named() {
-        assert!(error("rooms: {floor: soon}\n").contains("is not a duration"));
-        assert!(error("rooms: {floor: 0s}\n").contains("rooms.floor"));
-        assert!(error("http: {listen: here}\n").contains("r.yaml:1:"));
-        assert!(error("rooms: [1, 2\n").contains("r.yaml:"));
+    fn a_wrong_value_is_named_with_place_key_and_what_is_allowed() {
+        let cases = [
+            ("rooms: {factor: -1}", "r.yaml:1:17: rooms.factor: `-1`", "from 1 to 1000"),
+            ("rooms:\n  factor: 1001", "r.yaml:2:11: rooms.factor: `1001`", "from 1 to 1000"),
+            ("rooms:\n  factor: 1.5", "r.yaml:2:11: rooms.factor: `1.5`", "from 1 to 1000"),
+            ("rooms: {factor: 99999999999}", "r.yaml:1:17: rooms.factor: `99999999999`", "from 1 to 1000"),
+            ("rooms: {max: 7}", "r.yaml:1:14: rooms.max: `7`", "from 1024"),
+            ("rooms: {floor: soon}", "r.yaml:1:16: rooms.floor: `soon`", "at least 1s"),
+            ("rooms: {floor: 0s}", "r.yaml:1:16: rooms.floor: `0s`", "at least 1s"),
+            ("rooms: {floor: 90s}", "r.yaml:1:1: rooms.ceiling: `1m`", "not below rooms.floor"),
+            ("capture: {ports: [80, 70000]}", "r.yaml:1:23: capture.ports[1]: `70000`", "1 to 65535"),
+            ("capture: {ports: [0]}", "r.yaml:1:18: capture.ports: `0`", "1 to 65535"),
+            ("capture: {ports: 80}", "r.yaml:1:18: capture.ports: `80`", "a list"),
+            ("capture: {hook: socks}", "r.yaml:1:17: capture.hook: `socks`", "sock, fentry"),
+            ("capture: {engine_comms: [\"\"]}", "r.yaml:1:25: capture.engine_comms: ``", "15 bytes"),
+            ("http: {listen: here}", "r.yaml:1:16: http.listen: `here`", "127.0.0.1:9713"),
+            ("http: {enabled: [1]}", "r.yaml:1:17: http.enabled: `a list`", "true or false"),
+            ("http: {listen: \"a\\nb\"}", "r.yaml:1:16: http.listen: ", "127.0.0.1:9713"),
+            ("http:\n  listen: |\n    a\n    b\n", "r.yaml:3:5: http.listen: `a`", "127.0.0.1:9713"),
+            ("http: on", "r.yaml:1:7: http: `on`", "enabled, listen"),
+            (
+                "export: {otlp: {queue: {items: 0}}}",
+                "r.yaml:1:32: export.otlp.queue.items: `0`",
+                "at least 1",
+            ),
+            (
+                "export: {otlp: {protocol: http}}",
+                "r.yaml:1:27: export.otlp.protocol: `http`",
+                "http/protobuf",
+            ),
+            ("export: {otlp: {timeout: 10}}", "r.yaml:1:26: export.otlp.timeout: `10`", "a duration"),
+        ];
+        for (text, named, allowed) in cases {
+            let e = error(text);
+            assert!(e.contains(named) && e.contains(allowed) && e.lines().count() == 1, "{text}: {e}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_yaml_is_named_with_its_place() {
+        for (text, place) in [
+            ("rooms: [1, 2\n", "r.yaml:1:8: "),
+            ("rooms:\n  floor: \"10s\n", "r.yaml:"),
+            ("rooms:\n  floor: 1s\n  floor: 2s\n", "r.yaml:3:3: "),
+            ("rooms: *x\n", "r.yaml:1:8: "),
+        ] {
+            let e = error(text);
+            assert!(e.contains(place) && e.lines().count() == 1, "{text}: {e}");
+            assert!(!e.contains("DuplicateKeyPolicy"), "{e}");
+        }
+    }
+
+    #[test]
+    fn errors_do_not_show_secrets() {
+        for text in [
+            "export: {otlp: {endpoint: \"ftp://user:secret@host\"}}",
+            "export: {otlp: {endpoint: [\"http://user:secret@host\"]}}",
+            "export: {otlp: {headers: \"authorization=secret\"}}",
+            "export: {otlp: {headers: {authorization: [secret]}}}",
+            "export: {otlp: {headers: {a b: secret}}}",
+            "export: {otlp: {headers: {a: \"secret\\n\"}}}",
+            "export: {otlp: secret}",
+            "export: {trace_salt: {secret: secret}}",
+        ] {
+            let e = error(text);
+            assert!(e.contains("r.yaml:1:") && e.contains("allowed is"), "{e}");
+            assert!(!e.contains("secret"), "{text}: {e}");
+        }
+    }
+
+    #[test]
+    fn hidden_values_are_not_shown_and_refused_when_read_back() {
+        let text = "export:\n  trace_salt: secret1\n  otlp:\n    endpoint: https://me:secret2@host:4317\n    \
+                    headers: {authorization: secret3, x-tenant: secret4}\n";
+        let mut config = Config::parse(Path::new("r.yaml"), text).unwrap();
+        for key in ["trace_salt", "otlp.endpoint", "otlp.headers.authorization", "otlp.headers.x-tenant"] {
+            let shown = serde_saphyr::to_string(&config).unwrap();
+            assert!(!format!("{shown} {config:?}").contains("secret"), "{shown} {config:?}");
+            let e = error(&shown);
+            assert!(e.contains(&format!(": export.{key}: the value is hidden")), "{shown}: {e}");
+            assert!(e.starts_with("configuration r.yaml:"), "{e}");
+            // One by one, they are put back.
+            let otlp = &mut config.export.otlp;
+            match key {
+                "trace_salt" => config.export.trace_salt = Secret::default(),
+                "otlp.endpoint" => otlp.endpoint = Some("https://host:4317".to_owned().into()),
+                _ => drop(otlp.headers.pop_first()),
+            }
+        }
+        let shown = serde_saphyr::to_string(&config).unwrap();
+        assert_eq!(Config::parse(Path::new("shown"), &shown).unwrap(), config, "{shown}");
     }
 }

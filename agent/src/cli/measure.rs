@@ -178,6 +178,7 @@ pub(super) fn control_status(pipeline: &Pipeline) -> Value {
         counters.unsupported().map(|(dialect, n)| (dialect.label().to_owned(), json!(n))).collect();
     json!({
         "not_zmtp": counters.not_zmtp, "unsupported": unsupported, "other_socket_types": counters.other_socket_types,
+        "unrecognised": counters.unrecognised, "speechless": counters.speechless,
         "events": counters.events, "inputs": counters.inputs, "extra_frames": counters.extra_frames,
         "connections": connections, "dropped": dropped, "unknown_shapes": unknown,
     })

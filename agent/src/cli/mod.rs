@@ -101,7 +101,7 @@ struct Overrides {
     #[arg(long, env = "ROOMTRACE_OTLP_FILE", value_name = "FILE")]
     otlp_file: Option<PathBuf>,
     /// Send traces, logs and metrics to this OTLP endpoint (`OTEL_EXPORTER_OTLP_…` variables work too).
-    #[arg(long, env = "ROOMTRACE_OTLP_ENDPOINT", value_name = "URL")]
+    #[arg(long, env = "ROOMTRACE_OTLP_ENDPOINT", hide_env_values = true, value_name = "URL")]
     otlp_endpoint: Option<String>,
     /// No room is overdue before this (for example `10s`).
     #[arg(long, env = "ROOMTRACE_FLOOR", value_name = "DURATION", value_parser = config::duration::parse)]
@@ -156,7 +156,7 @@ struct ReplayArgs {
 #[derive(Args)]
 struct Api {
     /// The agent's HTTP address.
-    #[arg(long, env = "ROOMTRACE_API", value_name = "URL", default_value_t = format!("http://{DEFAULT_LISTEN}"))]
+    #[arg(long, env = "ROOMTRACE_API", hide_env_values = true, value_name = "URL", default_value_t = format!("http://{DEFAULT_LISTEN}"))]
     api: String,
 }
 
@@ -214,7 +214,7 @@ impl Overrides {
             config.export.otlp.file = Some(file.clone());
         }
         if let Some(endpoint) = &self.otlp_endpoint {
-            config.export.otlp.endpoint = Some(endpoint.clone());
+            config.export.otlp.endpoint = Some(endpoint.clone().into());
         }
         if let Some(floor) = self.floor {
             config.rooms.floor = floor;

@@ -6,6 +6,8 @@ use std::time::Duration;
 use anyhow::{Context as _, anyhow};
 use serde_json::{Value, json};
 
+use crate::export::otlp::without_login;
+
 use super::{End, ExplainArgs, Failure, Outcome, RoomsArgs, explain, print};
 
 /// How long an answer may take. The agent answers from memory; longer means that it does not.
@@ -57,7 +59,7 @@ pub(super) fn explain(args: &ExplainArgs) -> Outcome {
     if status == 404 {
         return Err(Failure::usage(anyhow!(
             "the agent at {} does not know room {}: it may have ended long ago, have no control traffic on that host, or belong to another host",
-            args.api.api,
+            without_login(&args.api.api),
             args.room
         )));
     }
@@ -66,6 +68,7 @@ pub(super) fn explain(args: &ExplainArgs) -> Outcome {
 
 fn get(api: &str, path: &str) -> Result<(u16, Value), Failure> {
     let url = format!("{}{path}", api.trim_end_matches('/'));
+    let (api, shown) = (without_login(api), without_login(&url).into_owned());
     if let Err(e) = reqwest::Url::parse(&url) {
         return Err(Failure::usage(anyhow!(
             "`{api}` is not the address of an agent: {e} (http://127.0.0.1:9713 is one)"
@@ -92,13 +95,13 @@ fn get(api: &str, path: &str) -> Result<(u16, Value), Failure> {
         })?;
         let status = answer.status();
         let body: Value = answer.json().await.map_err(|e| {
-            Failure::cannot_observe(anyhow!("{url} answered {status} with no JSON: {e} (is that a Roomtrace agent?)"))
+            Failure::cannot_observe(anyhow!("{shown} answered {status} with no JSON: {e} (is that a Roomtrace agent?)"))
         })?;
         if status.is_success() || status.as_u16() == 404 {
             return Ok((status.as_u16(), body));
         }
         let why = body["error"].as_str().unwrap_or("no reason given");
-        Err(Failure::cannot_observe(anyhow!("{url} answered {status}: {why}")))
+        Err(Failure::cannot_observe(anyhow!("{shown} answered {status}: {why}")))
     })
 }
 

@@ -13,7 +13,7 @@ use crate::export::clock::Clock;
 use crate::export::record::Maker;
 use crate::export::{Exports, Identity, Options};
 use crate::pipeline::Pipeline;
-use crate::replay::{Progress, Replay, ReplayError, Summary};
+use crate::replay::{Progress, Replay, ReplayError, SUPPORTED, Summary};
 use crate::rooms::model::RoomSnapshot;
 
 /// How often the rooms hear of time, as in live capture.
@@ -64,7 +64,7 @@ pub(super) fn replay(args: &ReplayArgs) -> Outcome {
     let identity = Identity {
         host_name: args.file.file_name().map_or_else(String::new, |n| n.to_string_lossy().into_owned()),
         host_id: "replay".to_owned(),
-        trace_salt: config.export.trace_salt.clone(),
+        trace_salt: config.export.trace_salt.0.clone(),
         live: false,
         known_issues: super::known_issues,
     };
@@ -95,10 +95,12 @@ pub(super) fn replay(args: &ReplayArgs) -> Outcome {
     let counters = player.exports.counters();
     runtime.block_on(player.exports.shutdown(GRACE));
     let to_stdout = config.export.events.as_deref() == Some(Path::new("-"));
-    if !to_stdout {
+    // Of a file that could not be read at all there is nothing to report.
+    if !to_stdout && !matches!(read, Err(ReplayError::LinkType(_))) {
         print(&text)?;
     }
     read.map_err(|e| unusable(&args.file, e))?;
+    warn_of_link_types(&summary);
     let failed = if args.fail_on_pinned && pinned { End::Findings } else { End::Usage };
     let fail = |error| Err(Failure { end: failed, error });
     if let Some(dropped) = super::dropped(&counters) {
@@ -112,6 +114,25 @@ pub(super) fn replay(args: &ReplayArgs) -> Outcome {
         return Ok(End::Usage);
     }
     Ok(if args.fail_on_pinned && pinned { End::Findings } else { End::Fine })
+}
+
+/// A part of the file that could not be read is not in what was found.
+fn warn_of_link_types(summary: &Summary) {
+    if summary.skipped.link_type == 0 {
+        return;
+    }
+    let each: Vec<String> =
+        summary.link_types.iter().map(|(link, n)| format!("{n} of link type {link}")).collect();
+    let each = if each.is_empty() {
+        "of interfaces that the file does not describe".to_owned()
+    } else {
+        each.join(", ")
+    };
+    tracing::warn!(
+        "{} of {} packets were left out: {each} (supported are {SUPPORTED}); what they carried is not in the result",
+        summary.skipped.link_type,
+        summary.packets
+    );
 }
 
 fn unusable(file: &Path, error: ReplayError) -> Failure {

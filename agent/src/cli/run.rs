@@ -358,7 +358,7 @@ fn identity(config: &Config) -> Identity {
     Identity {
         host_id: read("/etc/machine-id").unwrap_or_else(|| host_name.clone()),
         host_name,
-        trace_salt: config.export.trace_salt.clone(),
+        trace_salt: config.export.trace_salt.0.clone(),
         live: true,
         known_issues: super::known_issues,
     }

@@ -120,8 +120,11 @@ pub struct Counters {
     pub not_zmtp: u64,
     /// Connections of ZMTP socket types other than PUSH and PULL.
     pub other_socket_types: u64,
-    /// Connections joined in their middle that showed no known message for long.
+    /// Connections joined in their middle that showed no known message for long, or within their source's budget.
     pub unrecognised: u64,
+    /// Connections forgotten because no call on them was reported while a handshake may take: nobody spoke, or what
+    /// was said is no greeting and therefore not shipped.
+    pub speechless: u64,
     /// Idle sockets that made room in a full table.
     pub evicted: u64,
     /// Judgements that nobody fetched in time.

@@ -33,16 +33,16 @@ pub(super) fn decode(item: &[u8]) -> Option<SocketEvent<'_>> {
     Some(SocketEvent {
         at: Mono(record.at),
         socket: SocketId(record.cookie),
-        netns: record.netns,
+        netns: record.ends.netns,
         addresses: Addresses {
-            local: address(&record.local, record.local_port, record.flags),
-            peer: address(&record.peer, record.peer_port, record.flags),
+            local: address(&record.ends.local, record.ends.local_port, record.flags),
+            peer: address(&record.ends.peer, record.ends.peer_port, record.flags),
         },
         task: (record.flags & flag::TASK != 0).then_some(Task {
-            tgid: record.tgid,
-            tid: record.tid,
-            comm: Comm(record.comm),
-            cgroup: record.cgroup,
+            tgid: record.caller.tgid,
+            tid: record.caller.tid,
+            comm: Comm(record.caller.comm),
+            cgroup: record.caller.cgroup,
         }),
         what,
     })

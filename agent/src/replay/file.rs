@@ -14,7 +14,8 @@ use pcap_parser::{
     parse_simplepacketblock_le,
 };
 
-use super::packet::{Link, Skip};
+use super::link::{Link, LinkType, LinkTypes};
+use super::packet::Skip;
 use super::{Damage, ReplayError};
 use crate::event::{Mono, SECOND};
 
@@ -131,7 +132,8 @@ impl<R: Read> Capture<R> {
         };
         // The upper bits say whether a frame check sequence follows each frame (libpcap: LT_LINKTYPE).
         let number = u32::from_ne_bytes(header.network.0.to_ne_bytes()) & 0x03ff_ffff;
-        let link = Link::from_number(number).ok_or(ReplayError::LinkType(number))?;
+        let link = Link::from_number(number)
+            .ok_or_else(|| ReplayError::LinkType(LinkTypes::only(LinkType(number))))?;
         let big_endian = header.is_bigendian();
         let (frame, header_len): (Frame, usize) = match (header.is_modified_format(), big_endian) {
             (true, _) => (parse_pcap_frame_modified, 24),
@@ -246,7 +248,7 @@ impl PcapNg {
         let (_, idb) = parse(block).ok()?;
         let number = u32::try_from(idb.linktype.0).ok()?;
         let clock = Clock::of(&idb, self.big_endian);
-        let link = Link::from_number(number).ok_or(Skip::LinkType);
+        let link = Link::from_number(number).ok_or(Skip::LinkType(Some(LinkType(number))));
         Some(Interface {
             link: link.and_then(|link| clock.map(|_| link).ok_or(Skip::TimeResolution)),
             snaplen: idb.snaplen,
@@ -262,7 +264,7 @@ impl PcapNg {
         let interface = self.interfaces.get(epb.if_id as usize);
         Some(Record {
             at: interface.filter(|i| i.link != Err(Skip::TimeResolution)).map(|i| i.clock.at(ticks)),
-            link: interface.map_or(Err(Skip::LinkType), |i| i.link),
+            link: interface.map_or(Err(Skip::LinkType(None)), |i| i.link),
             data,
             length: (epb.origlen as usize).max(data.len()),
         })
@@ -278,7 +280,7 @@ impl PcapNg {
         let data = spb.data.get(..captured as usize).unwrap_or(spb.data);
         Some(Record {
             at: None,
-            link: interface.map_or(Err(Skip::LinkType), |i| i.link),
+            link: interface.map_or(Err(Skip::LinkType(None)), |i| i.link),
             data,
             length: (spb.origlen as usize).max(data.len()),
         })

@@ -23,6 +23,7 @@
 mod connection;
 mod direction;
 mod file;
+mod link;
 mod packet;
 mod table;
 mod unacked;
@@ -34,6 +35,7 @@ use std::path::{Path, PathBuf};
 use crate::event::{Mono, SocketEvent};
 
 use self::file::{Capture, Record};
+pub use self::link::{LinkType, LinkTypes, SUPPORTED};
 use self::packet::{Skip, tcp_segment};
 use self::table::Table;
 
@@ -81,10 +83,10 @@ pub enum ReplayError {
     },
     /// Every packet of the file has a link layer that is not understood.
     #[error(
-        "the capture's link type {0} is not supported (Ethernet 1, Linux cooked 113 and 276, BSD loopback 0 and 108, \
-         raw IP 12, 14, 101, 228, 229 are): capture again on another interface or with `-i any`"
+        "nothing in the capture can be read: its link type {0} is not supported ({supported} are): capture again on \
+         another interface or with `-i any`", supported = SUPPORTED
     )]
-    LinkType(u32),
+    LinkType(LinkTypes),
 }
 
 /// Where and how a file stops making sense. Everything before that place was delivered.
@@ -203,6 +205,8 @@ pub struct Summary {
     pub untimed: u64,
     /// Where the file stops making sense, if it does.
     pub damage: Option<Damage>,
+    /// Link types that are not understood.
+    pub link_types: LinkTypes,
 }
 
 impl Summary {
@@ -214,7 +218,12 @@ impl Summary {
             Skip::Fragment => &mut s.fragments,
             Skip::CutHeaders => &mut s.cut_headers,
             Skip::Malformed => &mut s.malformed,
-            Skip::LinkType => &mut s.link_type,
+            Skip::LinkType(link) => {
+                if let Some(link) = link {
+                    self.link_types.count(link);
+                }
+                &mut s.link_type
+            }
             Skip::TimeResolution => &mut s.time_resolution,
         };
         *counter += 1;
@@ -271,17 +280,17 @@ impl<R: Read> Replay<R> {
     /// Replays one packet. A packet yields any number of events, also none.
     ///
     /// # Errors
-    /// Reading the file failed. Damage is no error: it ends the replay and stands in [`Summary::damage`].
+    /// Reading the file failed, or all of it has link types that are not supported. Damage is no error: it ends the replay and stands in [`Summary::damage`].
     pub fn step(&mut self, sink: &mut impl FnMut(SocketEvent<'_>)) -> Result<Progress, ReplayError> {
         if self.ended {
             return Ok(Progress::End);
         }
         let record = match self.capture.next() {
             Ok(Some(record)) => record,
-            Ok(None) => return Ok(self.end(None, sink)),
-            Err(file::Stop::Damage(damage)) => return Ok(self.end(Some(damage), sink)),
+            Ok(None) => return self.end(None, sink),
+            Err(file::Stop::Damage(damage)) => return self.end(Some(damage), sink),
             Err(file::Stop::Read { offset, source }) => {
-                self.end(None, sink);
+                self.end(None, sink)?;
                 return Err(ReplayError::Read { offset, source });
             }
         };
@@ -301,7 +310,7 @@ impl<R: Read> Replay<R> {
     /// Replays the whole file.
     ///
     /// # Errors
-    /// Reading the file failed; what came before was delivered.
+    /// As [`step`](Self::step); what came before was delivered.
     pub fn run(&mut self, sink: &mut impl FnMut(SocketEvent<'_>)) -> Result<Summary, ReplayError> {
         while let Progress::Packet(_) = self.step(sink)? {}
         Ok(self.summary())
@@ -312,12 +321,20 @@ impl<R: Read> Replay<R> {
         Summary { bytes: self.capture.offset(), ..self.summary }
     }
 
-    fn end(&mut self, damage: Option<Damage>, sink: &mut impl FnMut(SocketEvent<'_>)) -> Progress {
+    fn end(
+        &mut self,
+        damage: Option<Damage>,
+        sink: &mut impl FnMut(SocketEvent<'_>),
+    ) -> Result<Progress, ReplayError> {
         self.ended = true;
         self.summary.damage = damage;
         let now = self.summary.last.unwrap_or_default();
         self.table.give_up_all_gaps(now, &mut self.summary, sink);
-        Progress::End
+        let Summary { packets, skipped, link_types, .. } = self.summary;
+        if skipped.link_type == packets && link_types != LinkTypes::default() {
+            return Err(ReplayError::LinkType(link_types));
+        }
+        Ok(Progress::End)
     }
 }
 

@@ -7,38 +7,10 @@ use std::net::SocketAddr;
 
 use etherparse::{IpNumber, LaxIpSlice, TcpSlice};
 
+use super::link::{Link, LinkType};
+
 /// Most payload bytes that a packet may lack: no packet is longer (see `MAX_RECORD` of `file`).
 const MAX_MISSING: usize = 1 << 20;
-
-/// Link layers that are understood, by <https://www.tcpdump.org/linktypes.html>.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Link {
-    /// 0 and 108: four bytes of address family, in the byte order of the capturing host (0) or big endian (108).
-    Loopback,
-    /// 1.
-    Ethernet,
-    /// 12, 14, 101, 228, 229: the IP header comes first.
-    Raw,
-    /// 113: Linux cooked, version 1.
-    Cooked1,
-    /// 276: Linux cooked, version 2.
-    Cooked2,
-}
-
-impl Link {
-    /// From the number in a capture's header.
-    pub(super) const fn from_number(number: u32) -> Option<Self> {
-        Some(match number {
-            0 | 108 => Self::Loopback,
-            1 => Self::Ethernet,
-            // 12 and 14 are DLT_RAW of different systems, written raw by some tools; 228 and 229 are IPv4 and IPv6 alone.
-            12 | 14 | 101 | 228 | 229 => Self::Raw,
-            113 => Self::Cooked1,
-            276 => Self::Cooked2,
-            _ => return None,
-        })
-    }
-}
 
 /// Why a packet gives no segment. Counted in `Skipped`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,7 +20,8 @@ pub(super) enum Skip {
     Fragment,
     CutHeaders,
     Malformed,
-    LinkType,
+    /// Of an interface with this type, or of one that the file does not describe.
+    LinkType(Option<LinkType>),
     TimeResolution,
 }
 

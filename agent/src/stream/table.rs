@@ -11,6 +11,9 @@ const LINGER: u64 = SECOND;
 /// A muted socket is kept until nothing was heard of it for this long: its source may fall silent without telling
 /// of its close, and what is still on its way must not make it a new one.
 const QUIET: u64 = 10 * SECOND;
+/// libzmq closes a connection whose handshake is not done after this long, and sends its greeting with the first
+/// bytes (`ZMQ_HANDSHAKE_IVL`, 30 s unless set: `handshake_ivl` in libzmq 4.3 `src/options.cpp`).
+const HANDSHAKE: u64 = 30 * SECOND;
 /// In a full table, a socket is given up when nothing was heard of it for this long.
 const IDLE: u64 = 600 * SECOND;
 /// A full table is searched for idle sockets this often at most.
@@ -29,6 +32,8 @@ pub struct Table<T> {
     closed: VecDeque<(Mono, SocketId)>,
     /// Muted sockets, each with when to look at it again at the earliest, less [`QUIET`].
     muted: VecDeque<(Mono, SocketId)>,
+    /// Sockets that were opened, by when.
+    opened: VecDeque<(Mono, SocketId)>,
     limit: usize,
     swept: Option<Mono>,
 }
@@ -36,7 +41,14 @@ pub struct Table<T> {
 impl<T> Table<T> {
     /// At most `limit` sockets.
     pub fn new(limit: usize) -> Self {
-        Self { slots: HashMap::new(), closed: VecDeque::new(), muted: VecDeque::new(), limit, swept: None }
+        Self {
+            slots: HashMap::new(),
+            closed: VecDeque::new(),
+            muted: VecDeque::new(),
+            opened: VecDeque::new(),
+            limit,
+            swept: None,
+        }
     }
 
     /// Sockets in it.
@@ -136,6 +148,30 @@ impl<T> Table<T> {
             }
         }
         None
+    }
+
+    /// Marks a socket as just opened: [`Table::next_opened`] names it when a handshake would long be over.
+    pub fn opened(&mut self, socket: SocketId, now: Mono) {
+        self.opened.push_back((now, socket));
+        if self.opened.len() > self.limit.saturating_mul(2) {
+            let Self { opened, slots, .. } = self;
+            opened.retain(|(_, socket)| slots.contains_key(socket));
+        }
+    }
+
+    /// The next socket, still there, that was opened longer ago than a handshake may take. Each is named once.
+    pub fn next_opened(&mut self, now: Mono) -> Option<SocketId> {
+        while let Some((_, socket)) = self.opened.pop_front_if(|(at, _)| now.since(*at) >= HANDSHAKE) {
+            if self.slots.contains_key(&socket) {
+                return Some(socket);
+            }
+        }
+        None
+    }
+
+    /// Takes a socket out.
+    pub fn remove(&mut self, socket: SocketId) -> Option<T> {
+        self.slots.remove(&socket).map(|slot| slot.value)
     }
 
     fn make_room(&mut self, now: Mono, out: &mut impl FnMut(SocketId, T)) {

@@ -1,7 +1,7 @@
 //! Every file format, byte order, time resolution and link layer yields the same events.
 
 use roomtrace::event::{Mono, NotCaptured};
-use roomtrace::replay::{ReplayError, Summary};
+use roomtrace::replay::{LinkType, ReplayError, Summary};
 
 use super::collect::{Said, replay, streams};
 use super::talk::{CLIENT, SERVER, START, Talk};
@@ -142,6 +142,7 @@ fn interfaces_that_cannot_be_read_are_counted() {
     }
     let summary = check(&f.bytes, &talk);
     assert_eq!((summary.skipped.link_type, summary.skipped.time_resolution), (6, 6));
+    assert_eq!(summary.link_types.iter().collect::<Vec<_>>(), [(LinkType(147), 6)]);
 }
 
 #[test]
@@ -268,6 +269,28 @@ fn time_never_goes_back() {
 #[test]
 fn unsupported_link_types_are_named() {
     let error = replay(&pcap(147, false, false, &[])).unwrap_err();
-    assert!(matches!(error, ReplayError::LinkType(147)));
-    assert!(error.to_string().contains("147"), "{error}");
+    assert!(matches!(error, ReplayError::LinkType(_)));
+    assert!(
+        error.to_string().contains("link type 147 (private use) is not supported (Ethernet 1"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_file_of_unsupported_interfaces_alone_is_no_empty_result() {
+    let packets = talk(true).packets(Layer::Ethernet, false);
+    let mut f = PcapNg::new(false);
+    f.interface(127, 0, None, None);
+    f.interface(247, 0, None, None);
+    f.enhanced(0, 1, &packets[0], false);
+    f.enhanced(1, 2, &packets[1], false);
+    let error = replay(&f.bytes).unwrap_err().to_string();
+    assert!(
+        error.contains("127 (802.11 with radiotap header), 247 (InfiniBand) is not supported"),
+        "{error}"
+    );
+    // Without a packet on it, an interface that cannot be read takes nothing away.
+    let mut f = PcapNg::new(false);
+    f.interface(127, 0, None, None);
+    assert_eq!(replay(&f.bytes).unwrap().1.packets, 0);
 }

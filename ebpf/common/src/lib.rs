@@ -17,8 +17,8 @@ pub const PIECES: usize = 8;
 /// How many comm prefixes can be given.
 pub const PREFIXES: usize = 8;
 
-/// A thread's name is asked for again after this many of its calls on one socket.
-pub const COMM_EVERY: u32 = 64;
+/// Whose call it is is asked for again after this many calls of one thread on one socket.
+pub const CALLER_EVERY: u32 = 64;
 
 /// Of this many runs of a program one is timed.
 pub const SAMPLE_EVERY: u64 = 128;
@@ -76,22 +76,24 @@ pub mod flag {
     pub const V6: u8 = 4;
 }
 
-/// Head of every record in the ring. The captured bytes follow it directly.
+/// Whose call it is.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Record {
-    /// `bpf_ktime_get_ns`.
-    pub at: u64,
-    /// Socket cookie.
-    pub cookie: u64,
+pub struct Caller {
     /// Cgroup id of the task.
     pub cgroup: u64,
     /// Process id (host numbering).
     pub tgid: u32,
     /// Thread id (host numbering).
     pub tid: u32,
-    /// Name of the process (its main thread): as it was at most [`COMM_EVERY`] calls of the thread on this socket ago.
+    /// Name of the process (its main thread).
     pub comm: [u8; 16],
+}
+
+/// The two ends of a connection, which no call changes.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ends {
     /// This end's address: 4 or 16 bytes.
     pub local: [u8; 16],
     /// The other end's address.
@@ -102,6 +104,20 @@ pub struct Record {
     pub peer_port: u16,
     /// Network namespace inode.
     pub netns: u32,
+}
+
+/// Head of every record in the ring. The captured bytes follow it directly.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Record {
+    /// `bpf_ktime_get_ns`.
+    pub at: u64,
+    /// Socket cookie.
+    pub cookie: u64,
+    /// As it was at most [`CALLER_EVERY`] calls of the thread on this socket ago (flag [`flag::TASK`]).
+    pub caller: Caller,
+    /// Where it goes.
+    pub ends: Ends,
     /// Bytes moved by the call.
     pub len: u32,
     /// Sequence number behind the call's last byte.
@@ -167,6 +183,8 @@ pub mod mark {
     pub const ACTIVE: u32 = 8;
     /// It is closed: not counted among the open ones any more. What it had received can still be read.
     pub const CLOSED: u32 = 16;
+    /// `ends` and `family` say something.
+    pub const NAMED: u32 = 32;
 }
 
 /// What the kernel remembers of a watched socket, in its socket storage. No entry: a foreign socket.
@@ -187,12 +205,14 @@ pub struct Socket {
     pub budget: u32,
     /// Calls for which user space's judgement is still looked up.
     pub look_ups: u32,
-    /// Thread of the last call, and its name, so that it need not be asked for each time.
-    pub tid: u32,
-    /// Calls of that thread since its name was asked for.
+    /// [`flag::V6`] or 0.
+    pub family: u32,
+    /// Calls of the thread of `caller` since it was asked for.
     pub calls: u32,
-    /// See `tid`.
-    pub comm: [u64; 2],
+    /// Who made the last call, so that it need not be asked for each time.
+    pub caller: Caller,
+    /// Read once as well.
+    pub ends: Ends,
 }
 
 /// User space's answer about a pending socket.

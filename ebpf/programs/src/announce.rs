@@ -3,13 +3,13 @@
 use aya_ebpf::helpers::generated as g;
 use roomtrace_common::{Socket, kind, mark};
 
-use crate::emit::{self, States, Who};
-use crate::kernel::{Sock, Tcp};
+use crate::emit::{self, States};
+use crate::kernel::{Sock, Task, Tcp};
 use crate::state::{ESTABLISHED, SYN_RECV, SYN_SENT};
 
 /// Tells of it unless that was done. `stand`: where its two streams stand.
 #[inline(always)]
-pub unsafe fn announce(sk: Sock, tcp: Tcp, socket: *mut Socket, stand: [u32; 2], who: Who) {
+pub unsafe fn announce(sk: Sock, tcp: Tcp, socket: *mut Socket, stand: [u32; 2], who: Option<Task>) {
     if (*socket).flags & mark::ANNOUNCED != 0 {
         return;
     }

@@ -1,7 +1,9 @@
 //! Records into the ring, filled in place. Sizes are constants, because the ring takes no others.
 
 use aya_ebpf::helpers::generated as g;
-use roomtrace_common::{CLASSES, COMM_EVERY, PIECES, RECORD, Record, Socket, counter, flag, kind, reason};
+use roomtrace_common::{
+    CALLER_EVERY, CLASSES, Caller, Ends, PIECES, RECORD, Record, Socket, counter, flag, kind, mark, reason,
+};
 
 use crate::call::Source;
 use crate::kernel::{AF_INET6, Sock, Task, Tcp, peek};
@@ -11,16 +13,6 @@ use crate::maps::{EVENTS, count, setting};
 const NO_WAKEUP: u64 = 1;
 const FORCE_WAKEUP: u64 = 2;
 const AVAIL_DATA: u64 = 0;
-
-/// Which task a record names.
-#[derive(Clone, Copy)]
-pub enum Who {
-    Nobody,
-    /// The current one, which makes a call on this socket.
-    Caller(Task, *mut Socket),
-    /// The current one or another.
-    Task(Task),
-}
 
 /// A call that moved bytes.
 #[derive(Clone, Copy)]
@@ -71,75 +63,91 @@ unsafe fn submit(record: *mut Record) {
     g::bpf_ringbuf_submit(record.cast(), wake);
 }
 
+/// Who `task` is.
 #[inline(always)]
-unsafe fn fill(record: *mut Record, sk: Sock, tcp: Tcp, cookie: u64, at: u64, who: Who) {
-    let mut flags = 0;
+unsafe fn caller(task: Task) -> Caller {
+    // Two words at a time: unaligned stores would be bytes.
+    let comm: [u64; 2] = peek(task.leader().comm());
+    Caller {
+        cgroup: task.cgroup(),
+        tgid: task.tgid(),
+        tid: task.pid(),
+        comm: core::mem::transmute::<[u64; 2], [u8; 16]>(comm),
+    }
+}
+
+/// The two ends of a connection, and its family as a flag of the record.
+#[inline(always)]
+unsafe fn ends(sk: Sock, tcp: Tcp) -> (Ends, u8) {
+    let (local, peer, family): ([u64; 2], [u64; 2], u8) = if sk.family() == AF_INET6 {
+        (peek(sk.local_v6().cast()), peek(sk.peer_v6().cast()), flag::V6)
+    } else {
+        ([u64::from(sk.local_v4()), 0], [u64::from(sk.peer_v4()), 0], 0)
+    };
+    let ends = Ends {
+        local: core::mem::transmute::<[u64; 2], [u8; 16]>(local),
+        peer: core::mem::transmute::<[u64; 2], [u8; 16]>(peer),
+        local_port: tcp.local_port(sk),
+        peer_port: sk.peer_port(),
+        netns: sk.netns(),
+    };
+    (ends, family)
+}
+
+/// Copies in words: both structures are made of whole ones and lie at multiples of eight.
+#[inline(always)]
+unsafe fn put<T, const WORDS: usize>(to: *mut T, from: *const T) {
+    const { assert!(size_of::<T>() == WORDS * 8) };
+    to.cast::<[u64; WORDS]>().write(from.cast::<[u64; WORDS]>().read());
+}
+
+/// What every record says of the connection at this moment.
+#[inline(always)]
+unsafe fn stamp(record: *mut Record, tcp: Tcp, cookie: u64, at: u64) {
     (*record).at = at;
     (*record).cookie = cookie;
-    match who {
-        Who::Nobody => {
-            (*record).cgroup = 0;
-            (*record).tgid = 0;
-            (*record).tid = 0;
-            (*record).comm = [0; 16];
-        }
-        Who::Caller(task, socket) => {
-            flags |= flag::TASK;
-            (*record).tgid = task.tgid();
-            (*record).tid = task.pid();
-            (*record).cgroup = task.cgroup();
-            // Aligned in the record; unaligned stores would be bytes.
-            (&raw mut (*record).comm).cast::<[u64; 2]>().write(comm(task, socket));
-        }
-        Who::Task(task) => {
-            flags |= flag::TASK;
-            (*record).tgid = task.tgid();
-            (*record).tid = task.pid();
-            (*record).cgroup = task.cgroup();
-            g::bpf_probe_read_kernel((&raw mut (*record).comm).cast(), 16, task.leader().comm().cast());
-        }
-    }
-    if sk.family() == AF_INET6 {
-        flags |= flag::V6;
-        g::bpf_probe_read_kernel((&raw mut (*record).local).cast(), 16, sk.local_v6().cast());
-        g::bpf_probe_read_kernel((&raw mut (*record).peer).cast(), 16, sk.peer_v6().cast());
-    } else {
-        (&raw mut (*record).local).cast::<[u64; 2]>().write([u64::from(sk.local_v4()), 0]);
-        (&raw mut (*record).peer).cast::<[u64; 2]>().write([u64::from(sk.peer_v4()), 0]);
-    }
-    (*record).local_port = tcp.local_port(sk);
-    (*record).peer_port = sk.peer_port();
-    (*record).netns = sk.netns();
     (*record).write_seq = tcp.write_seq();
     (*record).snd_una = tcp.snd_una();
     (*record).copied_seq = tcp.copied_seq();
     (*record).rcv_nxt = tcp.rcv_nxt();
-    (*record).flags = flags;
     (*record).pad = [0; 6];
 }
 
-/// The name of the caller's process (its main thread: I/O threads all have the same name), remembered with the socket.
+/// Brings up to date what the socket remembers of its ends and its caller. Mostly there is nothing to do.
 #[inline(always)]
-unsafe fn comm(task: Task, socket: *mut Socket) -> [u64; 2] {
-    let tid = task.pid();
+unsafe fn remind(sk: Sock, tcp: Tcp, socket: *mut Socket, task: Task) {
+    if (*socket).flags & mark::NAMED == 0 {
+        (*socket).flags |= mark::NAMED;
+        let (ends, family) = ends(sk, tcp);
+        (*socket).ends = ends;
+        (*socket).family = u32::from(family);
+        (*socket).calls = CALLER_EVERY;
+    }
     let calls = (*socket).calls;
     (*socket).calls = calls + 1;
-    if (*socket).tid != tid || calls >= COMM_EVERY {
-        (*socket).tid = tid;
+    if calls >= CALLER_EVERY || (*socket).caller.tid != task.pid() {
         (*socket).calls = 0;
-        (*socket).comm = peek(task.leader().comm());
+        (*socket).caller = caller(task);
     }
-    (*socket).comm
 }
 
-/// Writes a change of state or a found socket.
+/// Writes a change of state or a found socket. `who`: the task that it names.
 #[inline(always)]
-pub unsafe fn states(sk: Sock, tcp: Tcp, cookie: u64, states: &States, who: Who) {
+pub unsafe fn states(sk: Sock, tcp: Tcp, cookie: u64, states: &States, who: Option<Task>) {
     let record = reserve::<0>();
     if record.is_null() {
         return;
     }
-    fill(record, sk, tcp, cookie, states.at, who);
+    stamp(record, tcp, cookie, states.at);
+    let (ends, mut flags) = ends(sk, tcp);
+    (*record).ends = ends;
+    (*record).caller = match who {
+        Some(task) => {
+            flags |= flag::TASK;
+            caller(task)
+        }
+        None => Caller { cgroup: 0, tgid: 0, tid: 0, comm: [0; 16] },
+    };
     if let Some([write, copied]) = states.stand {
         (*record).write_seq = write;
         (*record).snd_una = write;
@@ -148,8 +156,9 @@ pub unsafe fn states(sk: Sock, tcp: Tcp, cookie: u64, states: &States, who: Who)
     }
     (*record).base = states.base.unwrap_or([0, 0]);
     if states.base.is_some() {
-        (*record).flags |= flag::BASE;
+        flags |= flag::BASE;
     }
+    (*record).flags = flags;
     (*record).len = 0;
     (*record).end = 0;
     (*record).error = if states.stand.is_some() { 0 } else { sk.error() };
@@ -164,30 +173,34 @@ pub unsafe fn states(sk: Sock, tcp: Tcp, cookie: u64, states: &States, who: Who)
 /// Writes a call, with its bytes if `source` names them.
 #[inline(always)]
 pub unsafe fn bytes(sk: Sock, tcp: Tcp, socket: *mut Socket, moved: Moved, source: &Source) {
+    remind(sk, tcp, socket, moved.task);
     if source.reason != reason::NONE {
-        return length(sk, tcp, socket, moved, source.reason);
+        return length(tcp, socket, moved, source.reason);
     }
     if source.pieces != 0 {
         return if moved.len <= 256 {
-            scattered::<256, 512>(sk, tcp, socket, moved, source)
+            scattered::<256, 512>(tcp, socket, moved, source)
         } else {
-            scattered::<8192, 16384>(sk, tcp, socket, moved, source)
+            scattered::<8192, 16384>(tcp, socket, moved, source)
         };
     }
     if moved.len <= CLASSES[0] as u32 {
-        flat::<{ CLASSES[0] }>(sk, tcp, socket, moved, source);
+        flat::<{ CLASSES[0] }>(tcp, socket, moved, source);
     } else if moved.len <= CLASSES[1] as u32 {
-        flat::<{ CLASSES[1] }>(sk, tcp, socket, moved, source);
+        flat::<{ CLASSES[1] }>(tcp, socket, moved, source);
     } else if moved.len <= CLASSES[2] as u32 {
-        flat::<{ CLASSES[2] }>(sk, tcp, socket, moved, source);
+        flat::<{ CLASSES[2] }>(tcp, socket, moved, source);
     } else {
-        flat::<{ CLASSES[3] }>(sk, tcp, socket, moved, source);
+        flat::<{ CLASSES[3] }>(tcp, socket, moved, source);
     }
 }
 
 #[inline(always)]
-unsafe fn call(record: *mut Record, sk: Sock, tcp: Tcp, socket: *mut Socket, moved: Moved) {
-    fill(record, sk, tcp, (*socket).cookie, g::bpf_ktime_get_ns(), Who::Caller(moved.task, socket));
+unsafe fn call(record: *mut Record, tcp: Tcp, socket: *mut Socket, moved: Moved) {
+    stamp(record, tcp, (*socket).cookie, g::bpf_ktime_get_ns());
+    put::<Caller, 4>(&raw mut (*record).caller, &raw const (*socket).caller);
+    put::<Ends, 5>(&raw mut (*record).ends, &raw const (*socket).ends);
+    (*record).flags = flag::TASK | (*socket).family as u8;
     (*record).len = moved.len;
     (*record).end = moved.end;
     (*record).base = [0, 0];
@@ -200,13 +213,13 @@ unsafe fn call(record: *mut Record, sk: Sock, tcp: Tcp, socket: *mut Socket, mov
 }
 
 #[inline(always)]
-unsafe fn length(sk: Sock, tcp: Tcp, socket: *mut Socket, moved: Moved, why: u8) {
+unsafe fn length(tcp: Tcp, socket: *mut Socket, moved: Moved, why: u8) {
     count(counter::NOT_CAPTURED + u32::from(why & 15));
     let record = reserve::<0>();
     if record.is_null() {
         return;
     }
-    call(record, sk, tcp, socket, moved);
+    call(record, tcp, socket, moved);
     (*record).reason = why;
     submit(record);
 }
@@ -219,12 +232,12 @@ unsafe fn without(record: *mut Record, why: u8) {
 }
 
 #[inline(always)]
-unsafe fn flat<const BODY: usize>(sk: Sock, tcp: Tcp, socket: *mut Socket, moved: Moved, source: &Source) {
+unsafe fn flat<const BODY: usize>(tcp: Tcp, socket: *mut Socket, moved: Moved, source: &Source) {
     let record = reserve::<BODY>();
     if record.is_null() {
         return;
     }
-    call(record, sk, tcp, socket, moved);
+    call(record, tcp, socket, moved);
     // Read back, so that the bound below is checked where the verifier sees it.
     let len = core::ptr::read_volatile(&raw const (*record).len);
     if len as usize > BODY {
@@ -239,7 +252,6 @@ unsafe fn flat<const BODY: usize>(sk: Sock, tcp: Tcp, socket: *mut Socket, moved
 /// the body's end.
 #[inline(always)]
 unsafe fn scattered<const BODY: usize, const AREA: usize>(
-    sk: Sock,
     tcp: Tcp,
     socket: *mut Socket,
     moved: Moved,
@@ -249,7 +261,7 @@ unsafe fn scattered<const BODY: usize, const AREA: usize>(
     if record.is_null() {
         return;
     }
-    call(record, sk, tcp, socket, moved);
+    call(record, tcp, socket, moved);
     let body: *mut u8 = record.add(1).cast();
     let len = core::ptr::read_volatile(&raw const (*record).len) as u64;
     let mut done = 0u64;

@@ -4,7 +4,7 @@ use roomtrace_common::{Socket, counter, direction, judgement, mark, reason, stat
 
 use crate::announce::announce;
 use crate::call::{MSG_ERRQUEUE, MSG_PEEK, Source};
-use crate::emit::{self, Moved, Who};
+use crate::emit::{self, Moved};
 use crate::greeting::{self, Greeting};
 use crate::kernel::{Sock, Task, Tcp};
 use crate::maps::{JUDGEMENTS, count, enter, forget, known};
@@ -39,7 +39,7 @@ pub unsafe fn moved(sk: Sock, result: i32, flags: i32, way: u8) {
     if !judge(sk, socket, &moved, &mut source) {
         return;
     }
-    announce(sk, tcp, socket, stand(tcp, &moved), Who::Nobody);
+    announce(sk, tcp, socket, stand(tcp, &moved), None);
     emit::bytes(sk, tcp, socket, moved, &source);
 }
 

@@ -4,7 +4,6 @@ use roomtrace_common::{mark, program, state};
 
 use crate::announce::announce;
 use crate::cost::Timer;
-use crate::emit::Who;
 use crate::kernel::{Sock, TCP, Task, load};
 use crate::maps::{enter, known, remember, setting};
 use crate::state::{CLOSE, LISTEN, SYN_RECV, SYN_SENT};
@@ -67,5 +66,5 @@ unsafe fn found(at: *const File) {
         enter(socket, is);
     }
     (*socket).flags |= mark::WATCHED;
-    announce(sk, tcp, socket, [tcp.write_seq(), tcp.copied_seq()], Who::Task(task));
+    announce(sk, tcp, socket, [tcp.write_seq(), tcp.copied_seq()], Some(task));
 }

@@ -4,7 +4,7 @@ use aya_ebpf::helpers::generated as g;
 use roomtrace_common::{Socket, counter, kind, mark, state};
 
 use crate::announce::announce;
-use crate::emit::{self, States, Who};
+use crate::emit::{self, States};
 use crate::kernel::{MPTCP, Sock, TCP, Task, Tcp};
 use crate::maps::{count, enter, known, leave, remember, setting};
 use crate::watch;
@@ -58,7 +58,7 @@ pub unsafe fn changed(sk: Sock, old: i32, new: i32) {
         return;
     }
     if (*socket).flags & mark::ANNOUNCED != 0 {
-        tell(sk, tcp, socket, old, new, Who::Nobody);
+        tell(sk, tcp, socket, old, new, None);
     }
     if new == CLOSE {
         leave(socket);
@@ -75,7 +75,7 @@ unsafe fn begin(sk: Sock, tcp: Tcp, old: u8, new: u8, as_what: u32, flags: u32) 
     (*socket).cookie = sk.cookie();
     enter(socket, as_what);
     (*socket).flags = flags | mark::WATCHED | mark::ANNOUNCED;
-    tell(sk, tcp, socket, old, new, Who::Task(Task::current()));
+    tell(sk, tcp, socket, old, new, Some(Task::current()));
 }
 
 #[inline(always)]
@@ -101,12 +101,12 @@ unsafe fn established(sk: Sock, tcp: Tcp, old: u8) {
     }
     (*socket).flags = flags;
     if watched {
-        announce(sk, tcp, socket, [0, 0], Who::Nobody);
+        announce(sk, tcp, socket, [0, 0], None);
     }
 }
 
 #[inline(always)]
-unsafe fn tell(sk: Sock, tcp: Tcp, socket: *const Socket, old: u8, new: u8, who: Who) {
+unsafe fn tell(sk: Sock, tcp: Tcp, socket: *const Socket, old: u8, new: u8, who: Option<Task>) {
     let at = g::bpf_ktime_get_ns();
     let change = States { kind: kind::STATE, old, new, at, base: None, stand: None };
     emit::states(sk, tcp, (*socket).cookie, &change, who);

@@ -1,9 +1,11 @@
 //! What the engines were in against what the agent said of them. Pure: JSON lines in, a comparison out.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use anyhow::{Context, Result};
 use serde_json::Value;
+
+use crate::own::{Own, lines};
 
 /// Confidences in their order.
 const CONFIDENCES: [&str; 3] = ["possible", "likely", "certain"];
@@ -13,7 +15,9 @@ const CONFIDENCES: [&str; 3] = ["possible", "likely", "certain"];
 pub(crate) struct Comparison {
     /// Scenario and its rooms.
     pub(crate) scenarios: Vec<(String, Vec<Room>)>,
-    /// Rooms that the agent saw and the workload did not make: other engines on this host.
+    /// Rooms that the agent saw at the workload's endpoints and the workload did not make.
+    pub(crate) invented: Vec<String>,
+    /// Rooms of other engines on this host.
     pub(crate) foreign: usize,
 }
 
@@ -59,7 +63,8 @@ pub(crate) struct Found {
 impl Comparison {
     /// How many rooms are wrong.
     pub(crate) fn wrong(&self) -> usize {
-        self.scenarios.iter().flat_map(|(_, rooms)| rooms).filter(|room| room.wrong.is_some()).count()
+        let wrong = self.scenarios.iter().flat_map(|(_, rooms)| rooms).filter(|room| room.wrong.is_some());
+        wrong.count() + self.invented.len()
     }
 
     /// A room worth explaining: one that must be pinned and was found, of the incident's kind if there is one.
@@ -72,11 +77,6 @@ impl Comparison {
             .or_else(|| self.scenarios.iter().flat_map(|(_, rooms)| rooms).find(pinned))
             .map(|room| room.number.as_str())
     }
-}
-
-fn lines(text: &str) -> impl Iterator<Item = Result<Value>> + '_ {
-    let numbered = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
-    numbered.map(|(n, line)| serde_json::from_str(line).with_context(|| format!("line {}: not JSON", n + 1)))
 }
 
 fn text(value: &Value) -> String {
@@ -122,11 +122,21 @@ pub(crate) fn compare(truth: &str, events: &str, late: bool) -> Result<Compariso
             _ => {}
         }
     }
-    let (mut found, mut closed, mut seen) = (HashMap::new(), HashMap::new(), HashSet::new());
+    let own = Own::of_truth(truth)?;
+    let (mut found, mut closed) = (HashMap::new(), HashMap::new());
+    let (mut invented, mut foreign) = (BTreeSet::new(), HashSet::new());
     let mut unsure = HashMap::new();
     for line in lines(events) {
         let line = line.context("events")?;
         let Some(room) = line["room"].as_str().map(str::to_owned) else { continue };
+        if !own.has(&room) {
+            if own.is(&line) {
+                invented.insert(room)
+            } else {
+                foreign.insert(room)
+            };
+            continue;
+        }
         match line["event"].as_str() {
             Some("room_pinned" | "verdict_changed") if line["pinned"] == true => {
                 found.insert(room.clone(), read_found(&line["verdict"]));
@@ -145,12 +155,10 @@ pub(crate) fn compare(truth: &str, events: &str, late: bool) -> Result<Compariso
             }
             _ => {}
         }
-        seen.insert(room);
     }
     let mut scenarios: BTreeMap<usize, (String, Vec<Room>)> = BTreeMap::new();
     for line in &rooms {
         let number = text(&line["room"]);
-        seen.remove(&number);
         let scenario = text(&line["scenario"]);
         let mut room = Room {
             label: text(&line["label"]),
@@ -165,7 +173,11 @@ pub(crate) fn compare(truth: &str, events: &str, late: bool) -> Result<Compariso
         let place = scenarios.values().position(|(name, _)| *name == scenario).unwrap_or(scenarios.len());
         scenarios.entry(place).or_insert_with(|| (scenario, Vec::new())).1.push(room);
     }
-    Ok(Comparison { scenarios: scenarios.into_values().collect(), foreign: seen.len() })
+    Ok(Comparison {
+        scenarios: scenarios.into_values().collect(),
+        invented: invented.into_iter().collect(),
+        foreign: foreign.len(),
+    })
 }
 
 fn read_expected(line: &Value) -> Expected {
@@ -300,11 +312,19 @@ mod tests {
     }
 
     #[test]
-    fn rooms_of_other_engines_are_left_alone() {
-        let events =
-            pinned("12", "abort_before_entry", "likely", "prefill") + "\n" + &CLOSED.replace('1', "3");
-        let result = compare(TRUTH, &events, false).unwrap();
+    fn rooms_of_other_engines_are_left_alone_and_invented_ones_are_wrong() {
+        let truth = r#"{"kind":"ready","rank_ports":[4001]}"#.to_owned() + "\n" + TRUTH;
+        let other = r#"{"event":"room_closed","room":"33","outcome":"success","views":{"decode":{"peer":"[::1]:PORT"}}}"#;
+        let compared = |port: &str| {
+            let events =
+                pinned("12", "abort_before_entry", "likely", "prefill") + "\n" + &other.replace("PORT", port);
+            compare(&truth, &events, false).unwrap()
+        };
+        let result = compared("5001");
         assert_eq!((result.wrong(), result.foreign), (0, 1));
         assert_eq!(result.to_explain(), Some("12"));
+        let result = compared("4001");
+        assert_eq!((result.wrong(), result.foreign), (1, 0));
+        assert_eq!(result.invented, ["33"]);
     }
 }

@@ -35,6 +35,13 @@ pub(crate) fn result(result: &Comparison, source: &str, page: Option<(&str, &str
             result.scenarios.iter().filter(|(scenario, _)| scenario == name).flat_map(|(_, rooms)| rooms);
         scenario(title, &rooms.collect::<Vec<_>>(), &paint);
     }
+    for room in &result.invented {
+        println!(
+            "{} room {room}: {}",
+            paint.mark(false),
+            paint.red("reported at the engines' own ports, made by none")
+        );
+    }
     if result.foreign > 0 {
         println!("  {} other rooms were seen on this host and left out", result.foreign);
     }

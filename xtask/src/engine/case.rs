@@ -18,6 +18,7 @@ use serde_json::{Value, json};
 use super::setup::Engine;
 use super::{json_lines, script};
 use crate::agent::{Agent, Start};
+use crate::own::Own;
 
 /// How long the engine's processes may take to come up: as long as the harness itself waits. They need 30 to 45 s on an idle
 /// machine.
@@ -163,57 +164,27 @@ pub(super) fn run(
     score(attach, &harness.truth(), &own, dir)
 }
 
-/// Copies the events of this engine: the agent sees the whole host, and other engines may run on it. An event is
-/// another's if it names endpoints and none of them is a listener of ours.
+/// Copies the events of this engine.
 fn own_events(events: &Path, dir: &Path) -> Result<PathBuf> {
     let ready: Value =
         serde_json::from_slice(&std::fs::read(dir.join("ready"))?).context("the harness's ready file")?;
     let listeners =
         |process: &Value| process.get("listeners").and_then(Value::as_array).cloned().unwrap_or_default();
-    let ports: Vec<u64> = ready
+    let ports = ready
         .get("procs")
         .and_then(Value::as_object)
         .context("the harness's ready file names no processes")?
         .values()
         .flat_map(listeners)
-        .filter_map(|port| port.as_u64())
-        .collect();
-    let mut text = String::new();
-    let mut others = 0;
-    for event in json_lines(events)? {
-        let mut named = Vec::new();
-        endpoint_ports(event.get("views").unwrap_or(&Value::Null), &mut named);
-        if named.is_empty() || named.iter().any(|port| ports.contains(port)) {
-            text.push_str(&event.to_string());
-            text.push('\n');
-        } else {
-            others += 1;
-        }
-    }
+        .filter_map(|port| port.as_u64());
+    let text = std::fs::read_to_string(events).with_context(|| format!("read {}", events.display()))?;
+    let (text, others) = Own::at(ports).events(&text)?;
     if others > 0 {
         eprintln!("   {others} events are about other engines on this host and do not count");
     }
     let own = dir.join("events.own.jsonl");
     std::fs::write(&own, text).with_context(|| format!("write {}", own.display()))?;
     Ok(own)
-}
-
-/// The ports of every endpoint and peer named in a value.
-fn endpoint_ports(value: &Value, ports: &mut Vec<u64>) {
-    match value {
-        Value::Object(fields) => {
-            for (name, field) in fields {
-                match field.as_str().filter(|_| name == "endpoint" || name == "peer") {
-                    Some(address) => {
-                        ports.extend(address.rsplit(':').next().and_then(|p| p.parse::<u64>().ok()));
-                    }
-                    None => endpoint_ports(field, ports),
-                }
-            }
-        }
-        Value::Array(items) => items.iter().for_each(|item| endpoint_ports(item, ports)),
-        _ => {}
-    }
 }
 
 /// Compares what the agent said with what the engine did.

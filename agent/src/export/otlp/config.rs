@@ -9,14 +9,16 @@ use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use super::endpoint::Endpoint;
+
 /// OTLP part of the configuration. Empty means: nothing is sent unless `OTEL_EXPORTER_OTLP_ENDPOINT` (or one of
 /// its per-signal forms) is set.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct OtlpConfig {
     /// Receiver of traces, logs and metrics, `http://host:4317`. Over HTTP `/v1/traces`, `/v1/logs` and
-    /// `/v1/metrics` are appended.
-    pub endpoint: Option<String>,
+    /// `/v1/metrics` are appended. A login in it is sent as basic authorization.
+    pub endpoint: Option<Endpoint>,
     /// How to talk to it; default: `OTEL_EXPORTER_OTLP_PROTOCOL`, then gRPC.
     pub protocol: Option<Protocol>,
     /// Headers (gRPC: metadata) of every request; they win over `OTEL_EXPORTER_OTLP_HEADERS`.
@@ -87,20 +89,39 @@ impl Default for QueueConfig {
     }
 }
 
-/// A value that is never shown.
+/// Stands where a value is not shown. A configuration that holds it is refused, as the value is lost.
+pub(crate) const HIDDEN: &str = "<hidden>";
+
+/// A value that is never shown; an empty one hides nothing.
 #[derive(Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(transparent)]
 pub struct Secret(pub String);
 
+impl Secret {
+    const fn shown(&self) -> &'static str {
+        if self.0.is_empty() { "" } else { HIDDEN }
+    }
+
+    /// Whether the value was lost when it was shown.
+    pub(crate) fn is_hidden(&self) -> bool {
+        self.0 == HIDDEN
+    }
+
+    /// Whether it can be sent as the header `name`.
+    pub(crate) fn is_header(&self, name: &str) -> bool {
+        super::settings::header(name, &self.0).is_some()
+    }
+}
+
 impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("<hidden>")
+        f.write_str(self.shown())
     }
 }
 
 impl Serialize for Secret {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        to.serialize_str("<hidden>")
+        to.serialize_str(self.shown())
     }
 }
 

@@ -8,6 +8,7 @@
 //! not hold up the other. Metrics have the SDK's periodic reader.
 
 mod config;
+mod endpoint;
 mod file;
 mod logs;
 mod metrics;
@@ -47,6 +48,8 @@ use spans::Tracer;
 use transport::{Export, Exporters, Wire};
 
 pub use config::{Compression, OtlpConfig, Protocol, QueueConfig, Secret, TlsConfig};
+pub use endpoint::Endpoint;
+pub(crate) use endpoint::without_login;
 pub use settings::OtlpError;
 
 /// Events waiting to become spans.

@@ -7,9 +7,11 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use axum::http::{HeaderName, HeaderValue, Uri};
+use axum::http::header::AUTHORIZATION;
+use axum::http::{HeaderName, HeaderValue};
 
 use super::config::{Compression, OtlpConfig, Protocol};
+use super::endpoint::{self, with_scheme};
 use crate::export::counters::Signal;
 
 /// Default of `OTEL_EXPORTER_OTLP_TIMEOUT`.
@@ -26,7 +28,7 @@ pub enum OtlpError {
         "OTLP endpoint `{endpoint}` (from {source_name}): {why} (write http://host:4317 or https://host:4317)"
     )]
     Endpoint {
-        /// As written.
+        /// As written, without its login.
         endpoint: String,
         /// Where it was written.
         source_name: String,
@@ -76,7 +78,7 @@ pub enum OtlpError {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Target {
     pub(super) protocol: Protocol,
-    /// With scheme; over HTTP with its path.
+    /// With scheme and without login; over HTTP with its path.
     pub(super) endpoint: String,
     pub(super) headers: Vec<(HeaderName, HeaderValue)>,
     pub(super) timeout: Duration,
@@ -109,37 +111,22 @@ pub(super) fn resolve(
     let lookup = Lookup { signal, env };
     let Some((written, source_name, base)) = lookup.endpoint(config) else { return Ok(None) };
     let protocol = lookup.protocol(config)?;
-    let mut endpoint = with_scheme(&written, lookup.insecure());
+    let (mut endpoint, login) = endpoint::with_authorization(&with_scheme(&written, lookup.insecure()));
     if protocol == Protocol::HttpProtobuf && base {
         endpoint = format!("{}/v1/{}", endpoint.trim_end_matches('/'), signal.label());
     }
-    let wrong = |why: String| OtlpError::Endpoint { endpoint: written.clone(), source_name, why };
-    match endpoint.parse::<Uri>() {
-        Ok(uri) if uri.host().is_none_or(str::is_empty) => return Err(wrong("has no host".to_owned())),
-        Ok(uri) if !matches!(uri.scheme_str(), Some("http" | "https")) => {
-            return Err(wrong("has another scheme than http or https".to_owned()));
-        }
-        Ok(_) => {}
-        Err(e) => return Err(wrong(e.to_string())),
+    if let Some(why) = endpoint::problem(&endpoint) {
+        let endpoint = endpoint::without_login(&written).into_owned();
+        return Err(OtlpError::Endpoint { endpoint, source_name, why });
     }
     Ok(Some(Target {
         protocol,
         endpoint,
-        headers: lookup.headers(config)?,
+        headers: lookup.headers(config, login)?,
         timeout: lookup.timeout(config),
         gzip: lookup.gzip(config),
         tls: lookup.tls(config)?,
     }))
-}
-
-/// OTLP specification: an endpoint without scheme is TLS unless `…_INSECURE` says otherwise.
-fn with_scheme(endpoint: &str, insecure: bool) -> String {
-    let has_scheme = endpoint.split_once("://").is_some_and(|(scheme, _)| !scheme.contains(['/', '?', '#']));
-    match (has_scheme, insecure) {
-        (true, _) => endpoint.to_owned(),
-        (false, true) => format!("http://{endpoint}"),
-        (false, false) => format!("https://{endpoint}"),
-    }
 }
 
 struct Lookup<'a> {
@@ -159,8 +146,8 @@ impl Lookup<'_> {
 
     /// Endpoint, where it was written, and whether the signal's path is still to be appended over HTTP.
     fn endpoint(&self, config: &OtlpConfig) -> Option<(String, String, bool)> {
-        if let Some(endpoint) = config.endpoint.as_ref().filter(|e| !e.is_empty()) {
-            return Some((endpoint.clone(), "export.otlp.endpoint".to_owned(), true));
+        if let Some(endpoint) = config.endpoint.as_ref().filter(|e| !e.as_written().is_empty()) {
+            return Some((endpoint.as_written().to_owned(), "export.otlp.endpoint".to_owned(), true));
         }
         let (value, name) = self.variable("ENDPOINT")?;
         let general = name == "OTEL_EXPORTER_OTLP_ENDPOINT";
@@ -208,8 +195,16 @@ impl Lookup<'_> {
         }
     }
 
-    fn headers(&self, config: &OtlpConfig) -> Result<Vec<(HeaderName, HeaderValue)>, OtlpError> {
+    /// `login`: what the endpoint says; a header that says so itself wins.
+    fn headers(
+        &self,
+        config: &OtlpConfig,
+        login: Option<HeaderValue>,
+    ) -> Result<Vec<(HeaderName, HeaderValue)>, OtlpError> {
         let mut headers = BTreeMap::new();
+        if let Some(login) = login {
+            headers.insert(AUTHORIZATION.as_str().to_owned(), (AUTHORIZATION, login));
+        }
         if let Some((list, variable)) = self.variable("HEADERS") {
             for (name, value) in pairs(&list) {
                 if let Some((n, v)) = header(&name, &value) {
@@ -243,7 +238,7 @@ impl Lookup<'_> {
     }
 }
 
-fn header(name: &str, value: &str) -> Option<(HeaderName, HeaderValue)> {
+pub(super) fn header(name: &str, value: &str) -> Option<(HeaderName, HeaderValue)> {
     Some((HeaderName::from_bytes(name.as_bytes()).ok()?, HeaderValue::from_str(value).ok()?))
 }
 
@@ -261,7 +256,7 @@ pub(super) fn pairs(list: &str) -> Vec<(String, String)> {
 }
 
 /// `%41` → `A`; what is no such sequence, or no UTF-8 in the end, stays as it is.
-fn percent_decoded(text: &str) -> String {
+pub(super) fn percent_decoded(text: &str) -> String {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
     while let Some((first, after)) = rest.split_first() {
@@ -338,7 +333,7 @@ mod tests {
         let shown: Vec<_> = target.headers.iter().map(|(k, v)| (k.as_str(), v.to_str().unwrap())).collect();
         assert_eq!(shown, [("a", "b c"), ("same", "env")]);
         let config = OtlpConfig {
-            endpoint: Some("http://yaml:1".to_owned()),
+            endpoint: Some("http://yaml:1".to_owned().into()),
             timeout: Some(Duration::from_secs(3)),
             compression: Some(Compression::None),
             headers: [("Same".to_owned(), Secret("yaml".to_owned()))].into(),
@@ -373,6 +368,25 @@ mod tests {
             ..OtlpConfig::default()
         };
         assert!(resolved(&config, Signal::Traces, &[endpoint]).unwrap_err().to_string().contains("`a b`"));
+    }
+
+    #[test]
+    fn a_login_in_the_endpoint_is_sent_and_never_shown() {
+        let login = ("OTEL_EXPORTER_OTLP_ENDPOINT", "https://user:secret@host:4317");
+        let target = traces(&[login]);
+        assert_eq!(target.endpoint, "https://host:4317");
+        let value = |t: &Target| t.headers.iter().find(|(k, _)| k == AUTHORIZATION).map(|(_, v)| v.clone());
+        assert_eq!(value(&target).unwrap(), "Basic dXNlcjpzZWNyZXQ=");
+        assert!(!format!("{target:?}").contains("dXNlcjpzZWNyZXQ"), "{target:?}");
+        let own = traces(&[login, ("OTEL_EXPORTER_OTLP_HEADERS", "Authorization=Bearer%20x")]);
+        assert_eq!(value(&own).unwrap(), "Bearer x");
+        let config = OtlpConfig {
+            endpoint: Some("ftp://user:secret@host".to_owned().into()),
+            ..OtlpConfig::default()
+        };
+        let error = resolved(&config, Signal::Traces, &[]).unwrap_err();
+        assert!(error.to_string().contains("ftp://<hidden>@host"), "{error}");
+        assert!(!format!("{error} {error:?} {config:?}").contains("secret"), "{error:?} {config:?}");
     }
 
     #[test]

@@ -1,0 +1,11 @@
+//! Socket events in, room inputs out: what real connections do, and what goes wrong on them.
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "tests")]
+
+mod foreign;
+mod joined;
+mod losses;
+mod properties;
+mod rig;
+mod streams;
+#[path = "../support/wire.rs"]
+mod wire;
