@@ -74,7 +74,7 @@ async fn values_and_labels_are_those_of_the_snapshot() {
         r#"roomtrace_state_dropped_total{reason="boot"} 1.0"#,
         r#"roomtrace_state_restored{what="rooms"} 2.0"#,
         r#"roomtrace_state_writes_total{result="written"} 3.0"#,
-        r#"roomtrace_state_bytes 4096.0"#,
+        "roomtrace_state_bytes 4096.0",
         r#"roomtrace_export_dropped_total{signal="traces",reason="expired"} 0.0"#,
     ] {
         assert!(text.lines().any(|l| l == line), "{line}\nis not in\n{text}");

@@ -512,7 +512,7 @@ fn the_latest_state_is_what_the_next_agent_finds() {
     assert!(!writer.wants(host.pipeline.changes(), now), "nothing has changed");
     host.receive(&metadata(7));
     assert!(!writer.wants(host.pipeline.changes(), now), "not within a second");
-    writer.finish(host.pipeline.save(Mono(host.now)), std::time::Duration::from_secs(60));
+    writer.finish(host.pipeline.save(Mono(host.now)), std::time::Duration::from_mins(1));
     let (written, failed) = counters.writes();
     assert!(written >= 1 && failed == 0);
     let state = decode(&std::fs::read(&path).unwrap()).unwrap();

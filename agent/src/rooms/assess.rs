@@ -284,7 +284,7 @@ impl RoomTable {
             }
             (true, false) => out.push(Event::Recovered(Arc::new(self.snapshot_of(room, now)))),
             (false, false) if puzzling => {
-                out.push(Event::VerdictChanged(Arc::new(self.snapshot_of(room, now))))
+                out.push(Event::VerdictChanged(Arc::new(self.snapshot_of(room, now))));
             }
             _ => {}
         }

@@ -62,7 +62,7 @@ impl RoomTable {
             staging_wait: room.staging_wait,
             prefill: self.party(Role::Prefill, prefill, room.has_prefill),
             decode: self.party(Role::Decode, decode, room.has_decode),
-            session: self.peers.session_name(session).map(|n| n.to_string()).unwrap_or_default(),
+            session: self.peers.session_name(session).map(ToString::to_string).unwrap_or_default(),
             missing,
             told,
             untold,

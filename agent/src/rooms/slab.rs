@@ -19,6 +19,7 @@ pub(crate) struct Slab {
     slots: Vec<Option<Box<Room>>>,
     free: Vec<u32>,
     /// Memory of rooms that have closed, for the next ones.
+    #[allow(clippy::vec_box, reason = "they go into slots as they are")]
     spare: Vec<Box<Room>>,
     generation: u32,
     first: u32,

@@ -78,11 +78,6 @@ impl<T> Table<T> {
         self.slots.iter().map(|(socket, slot)| (*socket, &slot.value))
     }
 
-    /// Takes a socket out.
-    pub fn remove(&mut self, socket: SocketId) -> Option<T> {
-        self.slots.remove(&socket).map(|slot| slot.value)
-    }
-
     /// Puts a socket in. Closed and idle sockets that had to make room go to `out`.
     ///
     /// # Errors
