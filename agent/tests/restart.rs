@@ -3,7 +3,13 @@
 //!
 //! The engine is this test program started once more: prefill and decode rank in one process that speak ZMTP to each
 //! other over TCP. Needs root and BPF.
-#![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "tests")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::print_stderr,
+    reason = "tests"
+)]
 #![allow(missing_docs, reason = "tests")]
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
@@ -240,7 +246,8 @@ impl Agent {
     fn events(&self, room: u64) -> Vec<String> {
         let text = std::fs::read_to_string(self.dir.join("events")).unwrap();
         let lines = text.lines().map(|l| serde_json::from_str::<Value>(l).unwrap());
-        let of_it = lines.filter(|r| r["room"] == room.to_string());
+        let room = room.to_string();
+        let of_it = lines.filter(|r| r["room"].as_str() == Some(&room));
         of_it.map(|r| r["event"].as_str().unwrap().to_owned()).collect()
     }
 }
@@ -287,9 +294,9 @@ fn pins_outlive_the_agent() {
 
     for kill in [true, false, true] {
         if kill {
-            agent.kill()
+            agent.kill();
         } else {
-            agent.end()
+            agent.end();
         }
         agent = Agent::start(dir.path(), &comm).unwrap();
         let after = agent.room(pin);
