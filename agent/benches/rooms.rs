@@ -1,15 +1,21 @@
 //! Cost of one message in the room table, and of a tick over many open rooms.
 //!
 //! `room_life/*` counts messages: METADATA and STATUS of rooms that conclude, their `Closed` events included.
-#![allow(missing_docs, clippy::unwrap_used, clippy::indexing_slicing, reason = "a bench")]
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    clippy::print_stdout,
+    reason = "a bench"
+)]
 
 use std::hint::black_box;
 use std::net::SocketAddr;
 
 use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
 use roomtrace::event::{Addresses, Direction, Mono, SECOND, SocketId};
-use roomtrace::rooms::model::{Connection, Event, Input};
-use roomtrace::rooms::{Config, RoomTable};
+use roomtrace::rooms::model::{Away, Connection, Event, Input};
+use roomtrace::rooms::{Config, RoomTable, SavedRooms, Survivors};
 use roomtrace::sglang::message::{
     Backend, Decoded, Endpoint, KvPoll, Message, Metadata, Release, Releases, Status,
 };
@@ -145,5 +151,36 @@ fn many_open(c: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, room_life, many_open);
+/// What the thread that observes does for a state file, and what another thread does with it: 10 000 open rooms, half of
+/// them pinned.
+fn state(c: &mut Criterion) {
+    let mut feed = Feed::new();
+    for n in 0..10_000 {
+        if n == 5000 {
+            feed.now += 11 * SECOND;
+            feed.table.tick(Mono(feed.now), &mut feed.out);
+        }
+        feed.metadata(n, 1);
+    }
+    let saved = feed.table.save();
+    let text = serde_json::to_vec(&saved).unwrap();
+    println!("state of 10 000 rooms: {} bytes", text.len());
+    let mut group = c.benchmark_group("state");
+    group.sample_size(20);
+    group.bench_function("save_10k_rooms", |b| b.iter(|| feed.table.save()));
+    group.bench_function("write_10k_rooms", |b| b.iter(|| serde_json::to_vec(&saved).unwrap()));
+    group.bench_function("restore_10k_rooms", |b| {
+        b.iter(|| {
+            let saved: SavedRooms = serde_json::from_slice(&text).unwrap();
+            let now = Mono(feed.now);
+            let away = Away { from: now, to: now };
+            let mut table = RoomTable::restore(Config::default(), saved, away, &Survivors::default());
+            table.returned(|_| true, &[], now, &mut Vec::new());
+            table
+        });
+    });
+    group.finish();
+}
+
+criterion_group!(benches, room_life, many_open, state);
 criterion_main!(benches);

@@ -5,12 +5,15 @@
 
 mod counters;
 mod flow;
+mod saved;
 
 use std::collections::VecDeque;
 
 use counters::Shapes;
 pub use counters::{ConnectionState, Counters, Dropped, Loss, Shape};
 use flow::{Findings, History, Out, Unread};
+use saved::Returning;
+pub use saved::{SavedControl, SavedSocket};
 
 use crate::event::{
     Addresses, Body, Bytes, Direction, Found, Mono, NotCaptured, SECOND, Sequence, SocketEvent, SocketId,
@@ -99,6 +102,8 @@ struct Stream {
     fin: bool,
     /// Where it stood and when, if it was found with nothing under way.
     idle: Option<(u32, Mono)>,
+    /// Where it stood when it was found.
+    stood: Option<u32>,
 }
 
 impl Stream {
@@ -109,13 +114,14 @@ impl Stream {
             history: History::at_start(false),
             fin: false,
             idle: None,
+            stood: None,
         }
     }
 
     /// Before its first call: libzmq sends whole messages, and a rest of one would not have waited.
     fn meet(&mut self, at: Mono, start: u32) {
         let idle = self.idle.take();
-        if self.lane.next().is_none()
+        if self.lane.next().is_none_or(|next| next == start)
             && idle.is_some_and(|(stood, found)| stood == start && at.since(found) >= IDLE)
         {
             self.decoder.expect_message();
@@ -249,6 +255,8 @@ pub struct Control {
     /// Sockets with calls held back.
     waiting: Vec<SocketId>,
     shared: Shared,
+    /// What another agent left, until it is confirmed.
+    returning: Option<Box<Returning>>,
 }
 
 impl Control {
@@ -265,6 +273,7 @@ impl Control {
                 counters: Counters::default(),
                 shapes: Shapes::default(),
             },
+            returning: None,
         }
     }
 
@@ -281,7 +290,7 @@ impl Control {
     /// Lets time pass: gives up waiting for calls that never came, forgets closed, muted and speechless sockets. Call it at
     /// least every 100 ms while events are few.
     pub fn tick(&mut self, now: Mono, sink: &mut impl FnMut(Input<'_>)) {
-        let Self { sockets, waiting, shared } = self;
+        let Self { sockets, waiting, shared, .. } = self;
         waiting.retain(|id| {
             let Some(socket) = sockets.get_mut(*id, Mono(0)) else { return false };
             let read = socket.given_up.is_none();
@@ -425,6 +434,9 @@ impl Control {
     }
 
     fn found(&mut self, event: &SocketEvent<'_>, found: &Found, sink: &mut impl FnMut(Input<'_>)) {
+        if self.returns(event, found, sink) {
+            return;
+        }
         // What calls and state changes have told already is newer.
         let known = self.sockets.get_mut(event.socket, event.at).is_some();
         if known || found.state == TcpState::Listen || !self.know(event, sink) {
@@ -434,6 +446,7 @@ impl Control {
         let Sequence { write, una, copied, rcv_nxt } = found.sequence;
         socket.sent.idle = (write == una).then_some((write, event.at));
         socket.received.idle = (copied == rcv_nxt).then_some((copied, event.at));
+        (socket.sent.stood, socket.received.stood) = (Some(write), Some(copied));
         if let Some((sent, received)) = found.base {
             // The kernel's counters take the SYN of the side that opened for a byte.
             let at_start = |now: u32, base: u32| now.wrapping_sub(base) <= 1;
@@ -448,6 +461,9 @@ impl Control {
             socket.preexisting = !(sent && received);
         }
         self.shared.recount(socket);
+        if let Some(returning) = &mut self.returning {
+            returning.meet(socket.connection(event.socket));
+        }
     }
 }
 

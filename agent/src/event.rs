@@ -5,9 +5,11 @@
 use std::fmt;
 use std::net::SocketAddr;
 
+use serde::{Deserialize, Serialize};
+
 /// Nanoseconds on the source's monotonic clock. From the kernel: `CLOCK_MONOTONIC` (`bpf_ktime_get_ns`).
 /// From a packet capture: the packet's own time stamp, nanoseconds since the epoch.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Mono(pub u64);
 
 impl Mono {
@@ -28,11 +30,11 @@ pub const SECOND: u64 = 1_000_000_000;
 
 /// Names one end of one TCP connection: the kernel's socket cookie, or a number that `replay` made up for
 /// each end it saw. Two ends of one connection on one host have two of them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct SocketId(pub u64);
 
 /// Addresses of one end. IPv4-mapped IPv6 addresses are already turned into IPv4.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Addresses {
     /// This end.
     pub local: SocketAddr,
@@ -41,7 +43,8 @@ pub struct Addresses {
 }
 
 /// `comm` of a task: at most 15 bytes and a NUL (kernel: `TASK_COMM_LEN`).
-#[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(into = "String", from = "String")]
 pub struct Comm(pub [u8; 16]);
 
 impl Comm {
@@ -52,6 +55,20 @@ impl Comm {
     }
 }
 
+impl From<Comm> for String {
+    fn from(comm: Comm) -> Self {
+        comm.to_text()
+    }
+}
+
+impl From<String> for Comm {
+    fn from(text: String) -> Self {
+        let mut comm = Self::default();
+        comm.0.iter_mut().take(15).zip(text.bytes()).for_each(|(to, from)| *to = from);
+        comm
+    }
+}
+
 impl fmt::Debug for Comm {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?}", self.to_text())
@@ -59,7 +76,7 @@ impl fmt::Debug for Comm {
 }
 
 /// Who made the call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Task {
     /// Process id, host numbering.
     pub tgid: u32,
@@ -72,7 +89,7 @@ pub struct Task {
 }
 
 /// Which way bytes went, seen from the socket that reports.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Direction {
     /// Accepted by a send call of this socket.
     Sent,

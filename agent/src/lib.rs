@@ -20,6 +20,7 @@ pub mod pipeline;
 pub mod replay;
 pub mod rooms;
 pub mod sglang;
+pub mod state;
 pub mod stream;
 pub mod verdict;
 pub mod zmtp;

@@ -6,10 +6,12 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
-use crate::control::{Control, Judgement, Limits};
+use serde::{Deserialize, Serialize};
+
+use crate::control::{Control, Judgement, Limits, SavedControl};
 use crate::event::{Direction, Mono, SocketEvent, SocketId};
-use crate::rooms::model::{Event, Input, Role};
-use crate::rooms::{self, RoomTable};
+use crate::rooms::model::{Away, Event, Input, Role};
+use crate::rooms::{self, RoomTable, SavedRooms, Survivors};
 use crate::sglang::message::{Flow, Message};
 
 /// Endpoints waiting to be told to the source at most; more are counted and told when they are named again.
@@ -17,6 +19,42 @@ const WANTED: usize = 1024;
 
 /// Engine processes remembered at most; a host runs one per GPU and role.
 const PROCESSES: usize = 1024;
+
+/// Everything that a pipeline must know to go on where another left off.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Saved {
+    /// When.
+    pub at: Mono,
+    /// Connections.
+    pub control: SavedControl,
+    /// Rooms.
+    pub rooms: SavedRooms,
+    /// Engine processes with their roles.
+    pub processes: BTreeMap<u32, Role>,
+}
+
+impl Saved {
+    /// Every process that it names, some more than once.
+    pub fn processes(&self) -> impl Iterator<Item = u32> + '_ {
+        let sockets = self.control.sockets.iter().filter_map(|s| s.connection.task).map(|t| t.tgid);
+        self.processes.keys().copied().chain(sockets).chain(self.rooms.processes())
+    }
+}
+
+/// What was taken over from another pipeline.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Resumed {
+    /// Connections that are still there.
+    pub connections: u64,
+    /// Connections that are not.
+    pub connections_gone: u64,
+    /// Rooms that go on.
+    pub rooms: u64,
+    /// Those of them that are pinned.
+    pub pinned: u64,
+    /// Rooms of the file that are over, because their process is, or that found no place.
+    pub rooms_over: u64,
+}
 
 /// Stages from socket event to room event.
 #[derive(Debug)]
@@ -27,6 +65,10 @@ pub struct Pipeline {
     wanted: Vec<SocketAddr>,
     wanted_dropped: u64,
     processes: BTreeMap<u32, Role>,
+    /// Room events so far.
+    told: u64,
+    /// Rooms taken over, until the source has found what is there.
+    returning: Option<u64>,
 }
 
 impl Pipeline {
@@ -39,12 +81,70 @@ impl Pipeline {
             wanted: Vec::new(),
             wanted_dropped: 0,
             processes: BTreeMap::new(),
+            told: 0,
+            returning: None,
+        }
+    }
+
+    /// What another pipeline must know to go on from here. Costs a walk over sockets and open rooms.
+    pub fn save(&self, now: Mono) -> Saved {
+        Saved {
+            at: now,
+            control: self.control.save(),
+            rooms: self.rooms.save(),
+            processes: self.processes.clone(),
+        }
+    }
+
+    /// Grows whenever [`Self::save`] may give something else than before.
+    pub const fn changes(&self) -> u64 {
+        self.control.counters().events.saturating_add(self.told)
+    }
+
+    /// Goes on where another left off. Give it the events of the sockets that are there now, then call
+    /// [`Self::returned`].
+    pub fn restore(
+        limits: Limits,
+        config: rooms::Config,
+        saved: Saved,
+        survivors: &Survivors,
+        now: Mono,
+    ) -> Self {
+        let away = Away { from: saved.at, to: now };
+        let mut pipeline = Self::new(limits, config);
+        pipeline.returning = Some(u64::try_from(saved.rooms.rooms()).unwrap_or(u64::MAX));
+        pipeline.control = Control::restore(limits, saved.control, survivors, now);
+        pipeline.rooms = RoomTable::restore(config, saved.rooms, away, survivors);
+        pipeline.processes = saved.processes;
+        pipeline.processes.retain(|pid, _| survivors.alive.contains(pid));
+        // A source that has begun anew does not watch them any more.
+        let decodes = pipeline.rooms.peers().into_iter().map(|p| p.decode);
+        pipeline.wanted = decodes.take(WANTED).collect();
+        pipeline.wanted.sort_unstable();
+        pipeline.wanted.dedup();
+        pipeline
+    }
+
+    /// The source has found what is there: what was taken over and is not among it is gone. Every room that was taken
+    /// over is looked at then.
+    pub fn returned(&mut self, now: Mono) -> Resumed {
+        let Some(rooms_before) = self.returning.take() else { return Resumed::default() };
+        let Self { control, rooms, events, .. } = self;
+        let connections = control.returned(now, &mut |input| rooms.handle(&input, events));
+        rooms.returned(|socket| control.follows(socket), &connections.met, now, events);
+        let (open, pinned) = rooms.resumed();
+        Resumed {
+            connections: connections.found,
+            connections_gone: connections.gone,
+            rooms: open,
+            pinned,
+            rooms_over: rooms_before.saturating_sub(open),
         }
     }
 
     /// Takes one event of a source.
     pub fn handle(&mut self, event: &SocketEvent<'_>) {
-        let Self { control, rooms, events, wanted, wanted_dropped, processes } = self;
+        let Self { control, rooms, events, wanted, wanted_dropped, processes, .. } = self;
         control.handle(event, &mut |input| {
             want(&input, wanted, wanted_dropped);
             meet(&input, processes);
@@ -61,6 +161,7 @@ impl Pipeline {
 
     /// What happened to rooms since the last call, in order.
     pub fn events(&mut self) -> std::vec::Drain<'_, Event> {
+        self.told = self.told.saturating_add(self.events.len() as u64);
         self.events.drain(..)
     }
 

@@ -71,6 +71,10 @@ async fn values_and_labels_are_those_of_the_snapshot() {
         r#"roomtrace_connections{state="zmtp"} 6.0"#,
         r#"roomtrace_bpf_run_seconds_total{program="sock_send"} 1.5"#,
         r#"roomtrace_bpf_runs_total{program="sock_send"} 9000.0"#,
+        r#"roomtrace_state_dropped_total{reason="boot"} 1.0"#,
+        r#"roomtrace_state_restored{what="rooms"} 2.0"#,
+        r#"roomtrace_state_writes_total{result="written"} 3.0"#,
+        "roomtrace_state_bytes 4096.0",
         r#"roomtrace_export_dropped_total{signal="traces",reason="expired"} 0.0"#,
     ] {
         assert!(text.lines().any(|l| l == line), "{line}\nis not in\n{text}");
@@ -84,6 +88,15 @@ async fn what_was_not_measured_is_absent() {
     assert!(!text.contains("roomtrace_rooms_open"), "{text}");
     assert!(text.contains("roomtrace_build_info"), "{text}");
     assert!(text.contains("process_resident_memory_bytes"), "{text}");
+}
+
+#[tokio::test]
+async fn what_was_known_before_is_there_at_the_first_look() {
+    let listen = Some("127.0.0.1:0".parse().unwrap());
+    let options = Options { listen, first: Some(full_snapshot()), ..Options::default() };
+    let exports = Exports::start(options, identity()).await.unwrap();
+    let (_, _, text) = get(exports.listening().unwrap(), "/metrics", "").await;
+    assert!(text.contains("roomtrace_rooms_pinned{"), "{text}");
 }
 
 #[tokio::test]

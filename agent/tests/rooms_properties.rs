@@ -7,8 +7,8 @@ use std::collections::HashMap;
 use proptest::prelude::*;
 use rooms_support::*;
 use roomtrace::event::{Direction, TcpState};
-use roomtrace::rooms::Config;
-use roomtrace::rooms::model::{Event, Role};
+use roomtrace::rooms::model::{Away, Event, Role, RoomSnapshot};
+use roomtrace::rooms::{Config, RoomTable, SavedRooms, Survivors};
 use roomtrace::sglang::message::KvPoll;
 use roomtrace::verdict::model::Class;
 
@@ -163,6 +163,19 @@ fn run(sees: Sees, layout: Layout, max_rooms: usize, ops: &[Op]) -> World {
     w
 }
 
+/// The table as another agent goes on with it that has been started a moment later, with every process and connection
+/// still there.
+fn restart(w: &mut World, max_rooms: usize) {
+    let config = Config { max_rooms, max_closed: 64, max_connections: 12, ..Config::default() };
+    let text = serde_json::to_string(&w.table.save()).unwrap();
+    let saved: SavedRooms = serde_json::from_str(&text).unwrap();
+    let alive = saved.processes().collect();
+    let survivors = Survivors { alive, ..Survivors::default() };
+    let away = Away { from: w.mono(), to: w.mono() };
+    w.table = RoomTable::restore(config, saved, away, &survivors);
+    w.table.returned(|_| true, &[], w.mono(), &mut w.out);
+}
+
 fn sees() -> impl Strategy<Value = Sees> {
     prop_oneof![Just(Sees::Prefill), Just(Sees::Decode), Just(Sees::Both)]
 }
@@ -190,5 +203,37 @@ proptest! {
     ) {
         let (a, b) = (run(sees, MOONCAKE, 5, &ops), run(sees, MOONCAKE, 5, &ops));
         prop_assert_eq!(a.out, b.out);
+    }
+    #[test]
+    fn a_restart_loses_no_room_and_no_pin(
+        sees in sees(), layout in 0usize..5, before in prop::collection::vec(op(), 1..80),
+        after in prop::collection::vec(op(), 1..40)
+    ) {
+        let layout = [MOONCAKE, NIXL_NEW, NIXL_OLD, MORI_OLD, MORI_OPEN][layout];
+        let mut w = run(sees, layout, 8, &before);
+        w.wait(2000);
+        let (old, told) = (w.table.open().collect::<Vec<_>>(), w.out.len());
+        restart(&mut w, 8);
+        for was in &old {
+            let is = w.last(was.room);
+            prop_assert_eq!((is.incarnation, is.opened_at), (was.incarnation, was.opened_at));
+            prop_assert_eq!(&is.messages, &was.messages);
+            prop_assert!(is.restored.is_some());
+            // Others are looked at rarely, and anew now.
+            if was.pinned() {
+                let verdict = |s: &RoomSnapshot| s.verdict.as_ref().map(|v| (v.class, v.confidence, v.since));
+                prop_assert_eq!((is.pinned(), verdict(&is)), (true, verdict(was)));
+                prop_assert_eq!((&is.prefill, &is.decode), (&was.prefill, &was.decode));
+                prop_assert!(!w.out[told..].iter().any(|e| e.snapshot().room == was.room));
+            }
+        }
+        table_is_sane(&w, 8);
+        for op in &after {
+            apply(&mut w, op);
+        }
+        events_are_sane(&w.out);
+        table_is_sane(&w, 8);
+        w.wait(500_000);
+        events_are_sane(&w.out);
     }
 }

@@ -36,7 +36,8 @@ impl Agent {
             TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).context("find a free port")?;
         let file = File::create(log).with_context(|| format!("create {}", log.display()))?;
         let child = Command::new(program)
-            .args(["run", "--listen", &listen.to_string(), "--events"])
+            // What one run knows is none of the next one's.
+            .args(["run", "--no-state", "--listen", &listen.to_string(), "--events"])
             .arg(events)
             .args(arguments)
             .stdin(Stdio::null())

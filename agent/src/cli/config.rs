@@ -94,6 +94,8 @@ pub struct Config {
     pub export: Export,
     /// HTTP server of the agent.
     pub http: Http,
+    /// What a restarted agent goes on from.
+    pub state: State,
 }
 
 /// What to watch.
@@ -161,6 +163,20 @@ pub struct Export {
     pub trace_salt: Secret,
     /// OpenTelemetry.
     pub otlp: OtlpConfig,
+}
+
+/// What a restarted agent goes on from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct State {
+    /// The file; `None`: pins are forgotten when the agent ends.
+    pub file: Option<PathBuf>,
+}
+
+impl Default for State {
+    fn default() -> Self {
+        Self { file: Some(PathBuf::from("/var/lib/roomtrace/state")) }
+    }
 }
 
 /// HTTP server of the agent.

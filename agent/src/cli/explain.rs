@@ -255,6 +255,14 @@ fn known(out: &mut String, record: &Value) {
         _ => "how much was seen is not known",
     };
     let _ = writeln!(out, "  - {seen}");
+    if let (Some(from), Some(to)) = (record["restored"]["from"].as_str(), record["restored"]["to"].as_str()) {
+        let _ = writeln!(
+            out,
+            "  - the agent was started again: it did not look from {} to {} and knows of earlier messages from its state file",
+            clock(from),
+            clock(to)
+        );
+    }
     if let Some(min) = record["releases"]["min"].as_str() {
         let _ = writeln!(
             out,

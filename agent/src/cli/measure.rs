@@ -13,6 +13,7 @@ use crate::pipeline::Pipeline;
 use crate::rooms::model::Role;
 use crate::sglang::Unknown;
 use crate::sglang::message::Backend;
+use crate::state;
 
 /// Everything for `/metrics`. A counter that the kernel refuses to give is left out, never zero.
 pub(super) fn snapshot(at: Mono, pipeline: &Pipeline, capture: &Capture, host_name: &str) -> MetricsSnapshot {
@@ -114,6 +115,29 @@ fn whole(cost: &ProgramCost) -> u64 {
     #[allow(clippy::cast_precision_loss, reason = "an estimate from a sample")]
     let seconds = cost.sampled_seconds / cost.samples as f64 * cost.runs as f64;
     nanos(seconds)
+}
+
+/// What became of the state file, for `/metrics`. Nothing of it is there where there is none.
+pub(super) fn state(out: &mut MetricsSnapshot, counters: &state::Counters) {
+    out.state_dropped.extend(counters.dropped().map(|(why, n)| (why.label(), n)));
+    out.state_restored.extend(counters.restored());
+    let (written, failed) = counters.writes();
+    out.state_writes.extend([("written", written), ("failed", failed)]);
+    out.state_bytes = (written > 0).then(|| counters.bytes());
+    out.capture_lost.push(("state", "not_written", counters.not_written()));
+}
+
+/// The state file's part of `/status`.
+pub(super) fn state_status(path: &std::path::Path, counters: &state::Counters) -> Value {
+    let dropped: serde_json::Map<String, Value> =
+        counters.dropped().map(|(why, n)| (why.label().to_owned(), json!(n))).collect();
+    let restored: serde_json::Map<String, Value> =
+        counters.restored().map(|(what, n)| (what.to_owned(), json!(n))).collect();
+    let (written, failed) = counters.writes();
+    json!({
+        "file": path.display().to_string(), "written": written, "failed": failed, "bytes": counters.bytes(),
+        "not_written": counters.not_written(), "restored": restored, "dropped": dropped,
+    })
 }
 
 /// The capture's part of `/status`: hook chosen and why, sockets, losses, cost. What the kernel refuses to

@@ -127,6 +127,12 @@ struct RunArgs {
     /// No HTTP server.
     #[arg(long, conflicts_with = "listen")]
     no_http: bool,
+    /// Where a restarted agent finds what it knew (default: /var/lib/roomtrace/state).
+    #[arg(long, env = "ROOMTRACE_STATE", value_name = "FILE")]
+    state: Option<PathBuf>,
+    /// No state file: a restarted agent knows nothing of what was pinned before.
+    #[arg(long, conflicts_with = "state")]
+    no_state: bool,
 }
 
 #[derive(Args)]
@@ -242,6 +248,12 @@ impl RunArgs {
             config.http.listen = listen;
         }
         config.http.enabled &= !self.no_http;
+        if let Some(file) = &self.state {
+            config.state.file = Some(file.clone());
+        }
+        if self.no_state {
+            config.state.file = None;
+        }
         config.check().map_err(Failure::usage)?;
         Ok(config)
     }

@@ -74,8 +74,12 @@ pub(super) fn replay(args: &ReplayArgs) -> Outcome {
             .with_context(|| format!("cannot write events to {}", path.display()))
             .map_err(Failure::usage)?;
     }
-    let options =
-        Options { events: config.export.events.clone(), otlp: config.export.otlp.clone(), listen: None };
+    let options = Options {
+        events: config.export.events.clone(),
+        otlp: config.export.otlp.clone(),
+        listen: None,
+        first: None,
+    };
     let runtime = super::runtime()?;
     let exports = runtime.block_on(Exports::start(options, identity.clone())).map_err(Failure::usage)?;
     let mut player = Player {

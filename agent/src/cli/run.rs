@@ -1,9 +1,9 @@
 //! `roomtrace run`: one thread drains the kernel's ring and owns the pipeline; everything else (exports, HTTP,
-//! signals) runs on the I/O threads and reaches it through bounded channels.
+//! signals, the state file) runs on threads of its own and is reached through bounded channels.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use serde_json::{Value, json};
@@ -13,10 +13,12 @@ use super::{End, Failure, Outcome, measure, room_config};
 use crate::control::{Judgement, Limits};
 use crate::event::{Mono, SECOND};
 use crate::export::clock::{Bracket, Clock};
+use crate::export::metrics::MetricsSnapshot;
 use crate::export::query::{Query, Rooms, RoomsFilter};
 use crate::export::{Exports, Identity, Options};
 use crate::kernel::{self, Capture, CaptureConfig};
 use crate::pipeline::Pipeline;
+use crate::state::{self, Store};
 
 /// How long the thread sleeps at most: verdicts need seconds, and the ring wakes it above a quarter full.
 const WAIT: Duration = Duration::from_millis(50);
@@ -39,14 +41,18 @@ const GRACE: Duration = Duration::from_secs(10);
 /// `roomtrace run`.
 pub(super) fn run(config: &Config) -> Outcome {
     super::logging();
-    let capture = Capture::start(&capture_config(config)).map_err(Failure::cannot_observe)?;
+    let mut capture = Capture::start(&capture_config(config)).map_err(Failure::cannot_observe)?;
     // Before any thread starts: threads inherit what is left.
     capture.drop_privileges(false).map_err(Failure::cannot_observe)?;
+    let keeper = Keeper::new(config.state.file.as_deref());
+    let pipeline = take_up(config, &mut capture, keeper.as_ref());
+    let keeper = keeper.and_then(Keeper::writes);
     let identity = identity(config);
     let options = Options {
         events: config.export.events.clone(),
         otlp: config.export.otlp.clone(),
         listen: config.http.enabled.then_some(config.http.listen),
+        first: Some(measurements(now(), &pipeline, &capture, &identity, keeper.as_ref())),
     };
     let runtime = super::runtime()?;
     let exports = runtime.block_on(Exports::start(options, identity.clone())).map_err(Failure::usage)?;
@@ -58,7 +64,8 @@ pub(super) fn run(config: &Config) -> Outcome {
     }
     let mut agent = Agent {
         capture,
-        pipeline: Pipeline::new(Limits::default(), room_config(config)),
+        pipeline,
+        keeper,
         exports,
         clock: Clock::sampled(&brackets()),
         identity,
@@ -71,11 +78,16 @@ pub(super) fn run(config: &Config) -> Outcome {
         listen = config.http.enabled.then(|| config.http.listen.to_string()),
         "observing"
     );
+    agent.tell_exports();
     agent.exports.set_ready(Ok(()));
     let result = agent.observe(&stop);
     tracing::info!("stopping: hooks detached, outputs get {} s", GRACE.as_secs());
-    let Agent { capture, exports, .. } = agent;
+    let Agent { capture, pipeline, exports, keeper, .. } = agent;
     drop(capture);
+    if let Some(Keeper { writer: Some(writer), .. }) = keeper {
+        writer.finish(pipeline.save(now()), GRACE);
+    }
+    drop(pipeline);
     let counters = exports.counters();
     runtime.block_on(exports.shutdown(GRACE));
     if let Some(dropped) = super::dropped(&counters) {
@@ -88,6 +100,7 @@ pub(super) fn run(config: &Config) -> Outcome {
 struct Agent {
     capture: Capture,
     pipeline: Pipeline,
+    keeper: Option<Keeper>,
     exports: Exports,
     clock: Clock,
     identity: Identity,
@@ -120,9 +133,11 @@ impl Agent {
                 self.clock.resample(&brackets());
                 self.forget_processes();
                 self.warn_of_unreadable();
-                let snapshot = measure::snapshot(at, &self.pipeline, &self.capture, &self.identity.host_name);
+                let keeper = self.keeper.as_ref();
+                let snapshot = measurements(at, &self.pipeline, &self.capture, &self.identity, keeper);
                 self.exports.publish(snapshot);
             }
+            self.write_down(at);
             self.answer();
         }
         // What the ring still holds belongs to the last picture. Bounded: the hooks still fill it.
@@ -131,6 +146,15 @@ impl Agent {
         self.pipeline.tick(now());
         self.tell_exports();
         Ok(End::Fine)
+    }
+
+    /// Hands what must survive a restart to the thread that writes it, where that is due.
+    fn write_down(&mut self, at: Mono) {
+        let Some(writer) = self.keeper.as_mut().and_then(|k| k.writer.as_mut()) else { return };
+        let (changes, time) = (self.pipeline.changes(), Instant::now());
+        if writer.wants(changes, time) {
+            writer.hand_over(self.pipeline.save(at), changes, time);
+        }
     }
 
     /// A process that has ended is no engine any more.
@@ -215,12 +239,89 @@ impl Agent {
             "capture": measure::status(&self.capture),
             "control": measure::control_status(&self.pipeline),
             "rooms": measure::room_status(&self.pipeline),
+            "state": self.keeper.as_ref().map(|k| measure::state_status(&k.path, &k.counters)),
             "sources": {
                 "frames": "kernel hooks on socket calls",
                 "requests": null, "scheduler_spans": null, "gpu": null,
             },
         })
     }
+}
+
+/// Everything for `/metrics`.
+fn measurements(
+    at: Mono,
+    pipeline: &Pipeline,
+    capture: &Capture,
+    identity: &Identity,
+    keeper: Option<&Keeper>,
+) -> MetricsSnapshot {
+    let mut snapshot = measure::snapshot(at, pipeline, capture, &identity.host_name);
+    if let Some(keeper) = keeper {
+        measure::state(&mut snapshot, &keeper.counters);
+    }
+    snapshot
+}
+
+/// The state file, as far as there is one.
+struct Keeper {
+    path: std::path::PathBuf,
+    counters: Arc<state::Counters>,
+    store: Option<Store>,
+    writer: Option<state::Writer>,
+}
+
+impl Keeper {
+    /// Takes the file; where that cannot be, it is said once and the agent does without.
+    fn new(path: Option<&std::path::Path>) -> Option<Self> {
+        let path = path?;
+        let counters = Arc::new(state::Counters::default());
+        match Store::open(path, Arc::clone(&counters)) {
+            Ok(store) => Some(Self { path: path.to_owned(), counters, store: Some(store), writer: None }),
+            Err(error) => {
+                tracing::warn!("no state file, a restart of the agent forgets what is pinned: {error}");
+                None
+            }
+        }
+    }
+
+    /// From now on it is written.
+    fn writes(mut self) -> Option<Self> {
+        match self.store.take()?.writer() {
+            Ok(writer) => Some(Self { writer: Some(writer), ..self }),
+            Err(error) => {
+                tracing::warn!("no state file, a restart of the agent forgets what is pinned: {error}");
+                None
+            }
+        }
+    }
+}
+
+/// The pipeline: where the agent before left one, it goes on from there, and what became of its connections meanwhile
+/// is known when this returns.
+fn take_up(config: &Config, capture: &mut Capture, keeper: Option<&Keeper>) -> Pipeline {
+    let limits = Limits::default();
+    let rooms = room_config(config);
+    let left = keeper.and_then(|k| Some((k, k.store.as_ref()?.load(now())?)));
+    let Some((keeper, (saved, survivors))) = left else { return Pipeline::new(limits, rooms) };
+    let from = saved.at;
+    let mut pipeline = Pipeline::restore(limits, rooms, saved, &survivors, now());
+    // The sockets that are there wait in the ring, with what has moved since.
+    capture.drain(LAST, &mut |event| pipeline.handle(&event));
+    let at = now();
+    let resumed = pipeline.returned(at);
+    pipeline.tick(at);
+    keeper.counters.restore(&resumed);
+    tracing::info!(
+        away_s = at.since(from) / SECOND,
+        rooms = resumed.rooms,
+        pinned = resumed.pinned,
+        over = resumed.rooms_over,
+        connections = resumed.connections,
+        gone = resumed.connections_gone,
+        "going on from the state file"
+    );
+    pipeline
 }
 
 /// A refused map update costs one answer, not the agent.

@@ -1,5 +1,7 @@
 //! One direction of one connection at work: pieces of the stream in, inputs for the rooms out.
 
+use serde::{Deserialize, Serialize};
+
 use crate::event::{Direction, Mono, NotCaptured};
 use crate::rooms::model::{Connection, Input};
 use crate::sglang::{self, GRAMMAR};
@@ -35,7 +37,7 @@ pub(super) enum Unread {
 }
 
 /// What has been seen of one stream so far, as far as it decides what a gap or nonsense in it means.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(clippy::struct_excessive_bools, reason = "independent of each other")]
 pub(super) struct History {
     /// Where its first byte lies was known before any came.
@@ -49,6 +51,11 @@ pub(super) struct History {
 }
 
 impl History {
+    /// Once a part of the stream has been missed.
+    pub(super) const fn interrupted(self) -> Self {
+        Self { whole: false, ..self }
+    }
+
     /// At the beginning of a stream.
     pub(super) const fn at_start(begun: bool) -> Self {
         Self { begun, spoke: false, whole: false, odd: false }

@@ -7,7 +7,7 @@ const EVERY: Duration = Duration::from_mins(1);
 
 /// State of one thing that can fail over and over.
 #[derive(Debug, Default)]
-pub(super) struct Complaint {
+pub(crate) struct Complaint {
     since: Option<Instant>,
     told: Option<Instant>,
     untold: u64,
@@ -15,7 +15,7 @@ pub(super) struct Complaint {
 
 impl Complaint {
     /// It failed. `Some(n)`: say so now; `n` failures were not told since the last line.
-    pub(super) fn failed(&mut self, now: Instant) -> Option<u64> {
+    pub(crate) fn failed(&mut self, now: Instant) -> Option<u64> {
         self.since.get_or_insert(now);
         if self.told.is_some_and(|told| now.duration_since(told) < EVERY) {
             self.untold += 1;
@@ -26,7 +26,7 @@ impl Complaint {
     }
 
     /// It works. `Some(d)`: it had failed for `d`, say that it works again.
-    pub(super) fn works(&mut self, now: Instant) -> Option<Duration> {
+    pub(crate) fn works(&mut self, now: Instant) -> Option<Duration> {
         let since = self.since.take()?;
         self.untold = 0;
         Some(now.duration_since(since))

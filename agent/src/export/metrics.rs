@@ -53,6 +53,14 @@ pub struct MetricsSnapshot {
     pub bpf_run_nanos: Vec<(String, u64)>,
     /// Runs of each kernel program.
     pub bpf_runs: Vec<(String, u64)>,
+    /// What a state file held that was not taken over, by reason.
+    pub state_dropped: Vec<(&'static str, u64)>,
+    /// What was taken over from it at the start, by kind.
+    pub state_restored: Vec<(&'static str, u64)>,
+    /// Attempts to write it, by result.
+    pub state_writes: Vec<(&'static str, u64)>,
+    /// Its length, bytes.
+    pub state_bytes: Option<u64>,
 }
 
 /// Pinned rooms with the same labels.
@@ -340,6 +348,38 @@ pub(super) static METRICS: &[Descriptor] = &[
         help: "Lines, spans and log records that did not leave the agent.",
         labels: &["signal", "reason"],
         read: |s| s.dropped(),
+    },
+    Descriptor {
+        name: "roomtrace_state_dropped_total",
+        kind: Type::Counter,
+        unit: "{item}",
+        help: "Files, processes, connections and rooms that a state file named and that were not taken over from it.",
+        labels: &["reason"],
+        read: |s| s.list(|m| &m.state_dropped, |(r, n)| (labels([("reason", r)]), count(*n))),
+    },
+    Descriptor {
+        name: "roomtrace_state_restored",
+        kind: Type::Gauge,
+        unit: "{item}",
+        help: "What this agent took over from the state file when it started.",
+        labels: &["what"],
+        read: |s| s.list(|m| &m.state_restored, |(w, n)| (labels([("what", w)]), count(*n))),
+    },
+    Descriptor {
+        name: "roomtrace_state_writes_total",
+        kind: Type::Counter,
+        unit: "{write}",
+        help: "Attempts to write the state file; result `written` or `failed`.",
+        labels: &["result"],
+        read: |s| s.list(|m| &m.state_writes, |(r, n)| (labels([("result", r)]), count(*n))),
+    },
+    Descriptor {
+        name: "roomtrace_state_bytes",
+        kind: Type::Gauge,
+        unit: "By",
+        help: "Length of the state file as last written.",
+        labels: &[],
+        read: |s| plain(s.snapshot.as_ref().and_then(|m| m.state_bytes).map(count)),
     },
     Descriptor {
         name: "roomtrace_build_info",

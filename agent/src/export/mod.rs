@@ -5,7 +5,7 @@
 //! lives here.
 
 pub mod clock;
-mod complaint;
+pub(crate) mod complaint;
 pub mod counters;
 mod events;
 mod http;
@@ -68,6 +68,8 @@ pub struct Options {
     pub otlp: OtlpConfig,
     /// Where the HTTP server listens; `None`: no server.
     pub listen: Option<SocketAddr>,
+    /// What metrics show until something is published: no scrape then misses a pin that outlived the agent before.
+    pub first: Option<MetricsSnapshot>,
 }
 
 /// Why the export cannot start. Nothing that happens later stops the agent.
@@ -138,7 +140,12 @@ impl Exports {
         let durations = PhaseDurations::default();
         let (handle, queries) = query::channel();
         let (stop, stopped) = watch::channel(false);
-        let (published, publications) = watch::channel(Published { at: Instant::now(), snapshot: None });
+        let mut instances = Instances::default();
+        let snapshot = options.first.map(|mut first| {
+            instances.bound(&mut first.rooms_pinned);
+            Arc::new(first)
+        });
+        let (published, publications) = watch::channel(Published { at: Instant::now(), snapshot });
         let (ready, readiness) = watch::channel(Err("starting".to_owned()));
         let events = match &options.events {
             Some(path) => {
@@ -164,7 +171,6 @@ impl Exports {
             });
             server = Some(tokio::spawn(http::serve(listener, answers, stopped)));
         }
-        let instances = Instances::default();
         Ok(Self {
             identity,
             events,

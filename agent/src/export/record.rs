@@ -29,6 +29,8 @@ pub struct Record {
     trace_id: String,
     pinned: bool,
     completeness: &'static str,
+    /// When the agent did not run, for a room that it took over from its state file.
+    restored: Option<RestoredJson>,
     outcome: Option<&'static str>,
     backend: Option<&'static str>,
     releases: Option<ReleasesJson>,
@@ -43,6 +45,12 @@ pub struct Record {
     gpu: NotMeasured,
     request: NotMeasured,
     scheduler: NotMeasured,
+}
+
+#[derive(Clone, Debug, Serialize)]
+struct RestoredJson {
+    from: String,
+    to: String,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -197,6 +205,10 @@ impl Maker<'_> {
             trace_id: trace_id(s.room, &self.identity.trace_salt).to_string(),
             pinned: s.pinned(),
             completeness: s.completeness.label(),
+            restored: s.restored.map(|away| RestoredJson {
+                from: self.clock.rfc3339(away.from),
+                to: self.clock.rfc3339(away.to),
+            }),
             outcome: s.outcome.and_then(outcome),
             backend: s.backend.map(Backend::label),
             releases: s.releases.map(releases),

@@ -72,6 +72,7 @@ pub(crate) fn room(number: u64) -> RoomSnapshot {
         closed_at: None,
         outcome: None,
         completeness: Completeness::Full,
+        restored: None,
         prefill: None,
         decode: None,
         messages: SmallVec::new(),
@@ -196,6 +197,10 @@ pub(crate) fn full_snapshot() -> MetricsSnapshot {
         connections: vec![("zmtp", 6)],
         bpf_run_nanos: vec![("sock_send".to_owned(), 1_500_000_000)],
         bpf_runs: vec![("sock_send".to_owned(), 9000)],
+        state_dropped: vec![("boot", 1)],
+        state_restored: vec![("rooms", 2)],
+        state_writes: vec![("written", 3)],
+        state_bytes: Some(4096),
     }
 }
 

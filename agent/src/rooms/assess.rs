@@ -64,7 +64,7 @@ impl RoomTable {
     }
 
     /// Counts state and phase changes; returns whether a view moved on.
-    fn note_phases(&mut self, slot: u32, views: [Option<Progress>; 2]) -> bool {
+    pub(crate) fn note_phases(&mut self, slot: u32, views: [Option<Progress>; 2]) -> bool {
         let mut moved = false;
         for (i, role) in [Role::Prefill, Role::Decode].into_iter().enumerate() {
             let Some(view) = views.get(i).copied().flatten() else { continue };
@@ -306,6 +306,12 @@ impl RoomTable {
     }
 
     pub(crate) fn is_lossy(&self, room: &Room) -> bool {
+        // Judged with all seen: what comes after an ABORT without METADATA ends nothing, for nobody says more of such a room.
+        if room.links.is_empty()
+            && room.judgement.as_ref().is_some_and(|j| j.class == Class::AbortBeforeEntry)
+        {
+            return false;
+        }
         let (prefill, decode) = room.home;
         let since = room.opened_at;
         // Decode opens a room; what opens one as prefill's leaves `prefill` unnamed.

@@ -5,6 +5,7 @@
 use std::collections::VecDeque;
 
 use hashbrown::HashMap;
+use serde::{Deserialize, Serialize};
 
 use crate::event::{Mono, SocketId};
 use crate::rooms::model::Connection;
@@ -32,7 +33,7 @@ pub(crate) struct Awaited {
 }
 
 /// Whose messages a connection has carried.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Carried {
     /// None was ever decoded: it may be anyone's.
     #[default]
@@ -106,6 +107,22 @@ impl Known {
         }
         self.awaited.push_back(awaited);
         full && self.una.is_some()
+    }
+
+    /// Messages whose acknowledgement is awaited, oldest first.
+    pub(crate) fn awaited(&self) -> impl DoubleEndedIterator<Item = &Awaited> {
+        self.awaited.iter()
+    }
+
+    /// What sequence numbers are unwrapped against.
+    pub(crate) const fn reference(&self) -> Option<u64> {
+        self.reference
+    }
+
+    /// Goes on from there.
+    pub(crate) fn resume(&mut self, reference: Option<u64>, awaited: VecDeque<Awaited>) {
+        self.reference = reference;
+        self.awaited = awaited;
     }
 
     /// Takes what is acknowledged by `una`.
@@ -190,6 +207,11 @@ impl Connections {
         let id = self.by_socket.remove(&socket)?;
         self.free.push(id);
         self.slots.get_mut(id as usize)?.take()
+    }
+
+    /// All of them.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Known> {
+        self.slots.iter().flatten()
     }
 
     /// Whether connections that carry messages may not be followed for lack of space.

@@ -97,6 +97,40 @@ pub(crate) struct Durations {
     histograms: Vec<(Phase, u8, Histogram)>,
 }
 
+/// One histogram as it is written down: its phase, its bucket of pages, and the counts that are not zero with their
+/// places.
+pub(crate) type SavedHistogram = (Phase, u8, Vec<(u8, u16)>);
+
+impl Durations {
+    pub(crate) fn save(&self) -> Vec<SavedHistogram> {
+        let counts = |h: &Histogram| {
+            let places = (0u8..).zip(h.counts).filter(|(_, n)| *n > 0);
+            places.collect()
+        };
+        self.histograms.iter().map(|(phase, bucket, h)| (*phase, *bucket, counts(h))).collect()
+    }
+
+    /// Takes back what [`Self::save`] gave; more than that is left out.
+    pub(crate) fn restore(saved: Vec<SavedHistogram>) -> Self {
+        let mut histograms: Vec<(Phase, u8, Histogram)> = Vec::new();
+        for (phase, bucket, counts) in saved {
+            let known = histograms.iter().any(|(p, b, _)| *p == phase && *b == bucket);
+            if known || bucket >= PAGE_BUCKETS {
+                continue;
+            }
+            let mut h = Histogram { counts: [0; BUCKETS], total: 0 };
+            for (place, n) in counts {
+                if let Some(c) = h.counts.get_mut(usize::from(place)) {
+                    *c = n;
+                }
+            }
+            h.total = h.counts.iter().map(|c| u32::from(*c)).sum();
+            histograms.push((phase, bucket, h));
+        }
+        Self { histograms }
+    }
+}
+
 /// When a phase counts as overdue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Threshold {

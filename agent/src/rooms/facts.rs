@@ -42,6 +42,7 @@ impl RoomTable {
             backend: room.backend,
             releases: room.releases,
             completeness: self.completeness(room, phase),
+            restored: self.restored(room),
             dummies: dummies(room, role, subject),
             observable: success_on_wire(room.backend, room.releases) || rank.is_some_and(|p| p.says_success),
             got: view.got,

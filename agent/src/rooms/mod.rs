@@ -12,6 +12,7 @@ mod messages;
 pub mod model;
 mod peers;
 mod room;
+mod saved;
 mod slab;
 mod snapshot;
 mod status;
@@ -19,4 +20,5 @@ pub mod table;
 mod transport;
 mod wheel;
 
+pub use saved::{SavedRooms, Survivors};
 pub use table::{Config, Peer, RoomTable};

@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
 use crate::event::{Addresses, Direction, Mono, SocketId, StateChange, Task};
@@ -10,7 +11,7 @@ use crate::sglang::message::{Backend, Decoded, Kind, KvPoll, Releases};
 use crate::verdict::model::Verdict;
 
 /// Which side of the hand-over.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Role {
     /// Computes the prompt, sends KV.
     Prefill,
@@ -29,7 +30,7 @@ impl Role {
 }
 
 /// A connection as the rooms need to know it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Connection {
     /// Which end.
     pub socket: SocketId,
@@ -106,7 +107,7 @@ pub enum Input<'a> {
 }
 
 /// How much of a room's life was seen.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Completeness {
     /// All connections concerned were followed from their beginning or joined before the room began.
     Full,
@@ -218,7 +219,7 @@ pub struct View {
 }
 
 /// Phases of a view; label values of `roomtrace_room_phase_duration_seconds{phase}`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Phase {
     /// First sign of the room → METADATA complete.
     Bootstrap,
@@ -248,6 +249,15 @@ impl Phase {
     }
 }
 
+/// A time in which the agent did not run, between two that share what they know through a state file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Away {
+    /// When the agent before had last written down what it knew.
+    pub from: Mono,
+    /// When this one went on.
+    pub to: Mono,
+}
+
 /// A copy of everything known of one room at one moment: what is exported, shown and explained.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RoomSnapshot {
@@ -269,6 +279,8 @@ pub struct RoomSnapshot {
     pub outcome: Option<Outcome>,
     /// How much was seen.
     pub completeness: Completeness,
+    /// It was taken over from the state file of the agent before: when nobody looked.
+    pub restored: Option<Away>,
     /// As prefill on this host sees it.
     pub prefill: Option<View>,
     /// As decode on this host sees it.

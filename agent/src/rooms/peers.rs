@@ -8,6 +8,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use hashbrown::HashMap;
+use serde::{Deserialize, Serialize};
 
 use crate::event::{Mono, Task};
 use crate::rooms::counts::TurnedAway;
@@ -54,7 +55,7 @@ pub(crate) struct Heard {
 }
 
 /// A message or bytes that no rank sends, on a rank's port.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ForeignMark {
     pub(crate) at: Mono,
     pub(crate) peer: SocketAddr,
@@ -62,7 +63,7 @@ pub(crate) struct ForeignMark {
 }
 
 /// A decode rank that introduced itself to a prefill rank.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Registered {
     pub(crate) decode: EndpointId,
     pub(crate) session: SessionId,
@@ -71,7 +72,7 @@ pub(crate) struct Registered {
 }
 
 /// A room that concluded, for comparison with those that do not.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Concluded {
     pub(crate) metadata_at: Mono,
     pub(crate) pages: u32,
@@ -90,6 +91,15 @@ impl Recent {
             self.ring.pop_front();
         }
         self.ring.push_back(c);
+    }
+
+    /// The last `n`.
+    pub(crate) fn newest(&self, n: usize) -> Vec<Concluded> {
+        self.ring.iter().skip(self.ring.len().saturating_sub(n)).copied().collect()
+    }
+
+    pub(crate) fn resumed(newest: Vec<Concluded>) -> Self {
+        Self { ring: newest.into() }
     }
 
     /// How many concluded although their METADATA came later and they have at least as many pages.
@@ -250,6 +260,11 @@ impl Peers {
     pub(crate) fn find(&self, address: SocketAddr, netns: u32) -> Option<EndpointId> {
         let key = (address, if address.ip().is_loopback() { netns } else { 0 });
         self.by_address.get(&key).copied()
+    }
+
+    /// Endpoints whose address alone does not name them, with their network namespaces.
+    pub(crate) fn namespaces(&self) -> HashMap<EndpointId, u32> {
+        self.by_address.iter().filter(|((_, netns), _)| *netns != 0).map(|((_, n), id)| (*id, *n)).collect()
     }
 
     pub(crate) fn get(&self, id: EndpointId) -> Option<&Endpoint> {

@@ -1,7 +1,10 @@
 //! One room: its links, its time line, and what each role's view of it amounts to.
 //!
 //! Pure data and arithmetic on it. A room holds numbers instead of names ([`crate::rooms::peers`]) and at most
-//! [`MAX_LINKS`] links and [`MAX_MARKS`] marks.
+//! [`MAX_LINKS`] links and [`MAX_MARKS`] marks. What can be serialised here is part of the state file's format
+//! ([`crate::rooms::saved`]).
+
+use serde::{Deserialize, Serialize};
 
 use crate::event::{Direction, Mono, SocketId};
 use crate::rooms::model::{Completeness, Outcome, Phase, Role};
@@ -16,31 +19,35 @@ pub(crate) const MAX_LINKS: usize = 64;
 pub(crate) const MAX_MARKS: usize = 12;
 
 /// One message on the time line.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Mark {
     pub(crate) at: Mono,
     /// Unwrapped sequence number behind it (sent messages).
     pub(crate) end: u64,
     pub(crate) peer: EndpointId,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) rank: Option<u32>,
     pub(crate) pages: u32,
     pub(crate) kind: Kind,
     pub(crate) role: Role,
     pub(crate) direction: Direction,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) status: Option<KvPoll>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) dummy: Option<bool>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) acknowledged: Option<bool>,
 }
 
 /// What is known of one terminal STATUS, at one end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Told {
     pub(crate) at: Mono,
     pub(crate) status: KvPoll,
 }
 
 /// Delivery of a sent message, as the sender's kernel knows it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Delivery {
     /// Nothing is known (or nothing was sent from this host).
     #[default]
@@ -56,35 +63,54 @@ pub(crate) enum Delivery {
     },
 }
 
+impl Delivery {
+    #[allow(clippy::trivially_copy_pass_by_ref, reason = "as serde calls it")]
+    const fn is_unknown(&self) -> bool {
+        matches!(self, Self::Unknown)
+    }
+}
+
 /// One prefill rank and one decode rank of a room: made by METADATA.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Link {
     pub(crate) prefill: EndpointId,
     pub(crate) decode: EndpointId,
     pub(crate) session: SessionId,
     pub(crate) pair: PairId,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) aux: Option<u32>,
     pub(crate) pages: u32,
     pub(crate) required: u32,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) dummy: Option<bool>,
     /// Which prefill rank said so in STATUS.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) rank: Option<u32>,
     /// The STATUS may have been another link's: nothing told the prefill ranks apart.
     pub(crate) guessed: bool,
     /// METADATA sent by a decode rank of this host.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) sent: Option<Mono>,
     /// METADATA received by a prefill rank of this host.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) received: Option<Mono>,
     /// Terminal STATUS sent by a prefill rank of this host.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) told: Option<Told>,
     /// Terminal STATUS received by a decode rank of this host.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) heard: Option<Told>,
+    #[serde(default, skip_serializing_if = "Delivery::is_unknown")]
     pub(crate) metadata_delivery: Delivery,
+    #[serde(default, skip_serializing_if = "Delivery::is_unknown")]
     pub(crate) status_delivery: Delivery,
     /// Sockets that METADATA and STATUS were sent on, on this host.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) metadata_on: Option<SocketId>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) status_on: Option<SocketId>,
     /// A second METADATA with another slot came while this one lived.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) duplicate: Option<Mono>,
     /// Numbers of the question at the rank and at the pair ([`crate::rooms::peers::Answers`]).
     pub(crate) numbers: (u32, u32),
@@ -106,7 +132,7 @@ impl Link {
 }
 
 /// An ABORT of a room.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(clippy::struct_excessive_bools, reason = "four independent facts")]
 pub(crate) struct Abort {
     pub(crate) at: Mono,
@@ -114,6 +140,7 @@ pub(crate) struct Abort {
     pub(crate) generation: bool,
     /// METADATA had not been seen before it.
     pub(crate) before_metadata: bool,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) acknowledged: Option<Mono>,
     /// Sent by a decode rank of this host.
     pub(crate) sent: bool,

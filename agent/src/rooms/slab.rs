@@ -127,7 +127,7 @@ impl Slab {
     }
 
     /// Oldest first.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &Room> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Room> + Clone {
         let mut slot = self.first;
         std::iter::from_fn(move || {
             let room = self.get(slot)?;
@@ -216,6 +216,25 @@ impl Numbers {
             return None;
         }
         self.newer.get(&room).or_else(|| self.older.get(&room)).copied()
+    }
+
+    /// The last `n` that closed, in no order.
+    pub(crate) fn newest(&self, n: usize) -> Vec<(u64, Tomb)> {
+        let older = if self.newer.len() < n { Some(&self.older) } else { None };
+        let tombs = self.newer.iter().chain(older.into_iter().flatten());
+        let mut tombs: Vec<_> = tombs.map(|(r, t)| (*r, *t)).collect();
+        if tombs.len() > n {
+            tombs.select_nth_unstable_by_key(n, |(_, t)| std::cmp::Reverse(t.closed_at));
+            tombs.truncate(n);
+        }
+        tombs
+    }
+
+    /// Remembers a number whose room has closed elsewhere.
+    pub(crate) fn bury(&mut self, room: u64, tomb: Tomb) {
+        if self.newer.len() < self.max_half {
+            self.newer.insert(room, tomb);
+        }
     }
 
     pub(crate) fn begin(&mut self, room: u64, slot: u32, incarnation: u32) {

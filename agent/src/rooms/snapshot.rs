@@ -31,6 +31,7 @@ impl RoomTable {
             closed_at: room.closed.map(|(at, _)| at),
             outcome: room.closed.map(|(_, outcome)| outcome),
             completeness: room.completeness,
+            restored: self.restored(room),
             prefill: room.has_prefill.then(|| self.view(room, Role::Prefill)),
             decode: room.has_decode.then(|| self.view(room, Role::Decode)),
             messages: room.marks.iter().map(|m| self.message_mark(m)).collect(),

@@ -14,7 +14,7 @@ use crate::event::{Mono, SECOND};
 use crate::rooms::connections::{Awaited, Connections};
 use crate::rooms::counts::{Counters, Gauges, MAX_INSTANCES, OpenGauge, PinnedGauge, Tally};
 use crate::rooms::estimate::Rule;
-use crate::rooms::model::{Event, Input, Outcome, Role, RoomSnapshot};
+use crate::rooms::model::{Away, Event, Input, Outcome, Role, RoomSnapshot};
 use crate::rooms::peers::{EndpointId, Peers};
 use crate::rooms::room::Room;
 use crate::rooms::slab::{Closed, Numbers, Slab, Tomb};
@@ -144,6 +144,8 @@ pub struct RoomTable {
     /// When a room was last turned away for lack of space.
     pub(crate) turned_away_at: Option<Mono>,
     pub(crate) scratch: Vec<Awaited>,
+    /// When nobody looked, where this table goes on where another left off.
+    pub(crate) away: Option<Away>,
 }
 
 impl RoomTable {
@@ -166,6 +168,7 @@ impl RoomTable {
             tally: Tally::default(),
             turned_away_at: None,
             scratch: Vec::new(),
+            away: None,
         }
     }
 

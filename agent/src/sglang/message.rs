@@ -3,9 +3,11 @@
 
 use std::net::IpAddr;
 
+use serde::{Deserialize, Serialize};
+
 /// Transfer backend whose layout the message has. Ascend uses mooncake's messages unchanged
 /// (SGLang `disaggregation/ascend/conn.py`), so the two cannot be told apart on the wire.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Backend {
     /// Mooncake or ascend.
     Mooncake,
@@ -30,7 +32,7 @@ impl Backend {
 }
 
 /// An SGLang release as a sortable number, for example 0.4.8.post1 → `Release::new(0, 4, 8, 1)`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Release {
     /// major, minor, patch, post
     pub parts: [u16; 4],
@@ -44,7 +46,7 @@ impl Release {
 }
 
 /// Releases whose encoder can have produced what was seen, both ends inclusive.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Releases {
     /// Oldest.
     pub min: Release,
@@ -53,7 +55,7 @@ pub struct Releases {
 }
 
 /// KV poll states, mirrored from SGLang `disaggregation/base/conn.py` (all releases).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[repr(u8)]
 #[allow(missing_docs, reason = "the names are the engine's own")]
 pub enum KvPoll {
@@ -371,7 +373,7 @@ impl Message<'_> {
 }
 
 /// Message kinds without their contents.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "one per variant of Message")]
 pub enum Kind {
     Register,

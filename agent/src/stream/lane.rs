@@ -115,6 +115,11 @@ impl Lane {
         Self { base: None, next: None, waiting: Vec::new() }
     }
 
+    /// A lane whose next byte has this sequence number; where its stream began is not known any more.
+    pub fn resumed(next: u32) -> Self {
+        Self { base: None, next: Some(TURN + u64::from(next)), waiting: Vec::new() }
+    }
+
     /// Says where the stream began and that nothing of it has passed yet. Without effect once it has.
     pub fn begin(&mut self, base: u32) {
         if self.next.is_none() {

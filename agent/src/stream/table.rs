@@ -68,6 +68,16 @@ impl<T> Table<T> {
         Some(&mut slot.value)
     }
 
+    /// When `socket` was last heard of.
+    pub fn heard(&self, socket: SocketId) -> Option<Mono> {
+        self.slots.get(&socket).map(|slot| slot.heard)
+    }
+
+    /// All sockets, in no order.
+    pub fn iter(&self) -> impl Iterator<Item = (SocketId, &T)> {
+        self.slots.iter().map(|(socket, slot)| (*socket, &slot.value))
+    }
+
     /// Puts a socket in. Closed and idle sockets that had to make room go to `out`.
     ///
     /// # Errors

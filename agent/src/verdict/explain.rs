@@ -269,6 +269,19 @@ fn peers(f: &Facts, lines: &mut Vec<String>) {
             lines.push(format!("{}: {what} since {}", named(party), ago(f, l.at)));
         }
     }
+    if let Some(away) = f.restored {
+        let passed = if f.completeness == Completeness::Lossy {
+            ""
+        } else {
+            "; nothing that ends it can have passed meanwhile"
+        };
+        lines.push(format!(
+            "the agent did not look from {} to {} (it was started again) and knows of earlier messages from its state \
+             file{passed}",
+            f.moment(away.from),
+            f.moment(away.to)
+        ));
+    }
     match f.completeness {
         Completeness::Full => {}
         Completeness::Preexisting if f.abort.is_some_and(|a| a.before_metadata) => {

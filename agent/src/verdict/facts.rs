@@ -6,7 +6,7 @@
 use std::net::SocketAddr;
 
 use crate::event::Mono;
-use crate::rooms::model::{Completeness, Phase, Role};
+use crate::rooms::model::{Away, Completeness, Phase, Role};
 use crate::sglang::message::{Backend, KvPoll, Releases};
 use crate::verdict::model::Party;
 
@@ -109,6 +109,8 @@ pub(crate) struct Facts {
     pub(crate) backend: Option<Backend>,
     pub(crate) releases: Option<Releases>,
     pub(crate) completeness: Completeness,
+    /// It was taken over from the agent before.
+    pub(crate) restored: Option<Away>,
     pub(crate) dummies: Dummies,
     /// Success of this rank is to be seen on the wire.
     pub(crate) observable: bool,

@@ -4,6 +4,8 @@
 
 use std::net::SocketAddr;
 
+use serde::{Deserialize, Serialize};
+
 use crate::event::{Mono, SECOND};
 use crate::rooms::model::{Completeness, Phase, Role};
 use crate::sglang::message::{Backend, Kind, Release, Releases};
@@ -29,7 +31,7 @@ pub(crate) const ABORT_RELEASE: u64 = 30 * SECOND;
 pub(crate) const HEARTBEAT: u64 = 20 * SECOND;
 
 /// Who owes, or on whom to act.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Who {
     /// The prefill rank.
     Prefill,

@@ -2,12 +2,14 @@
 
 use std::net::SocketAddr;
 
+use serde::{Deserialize, Serialize};
+
 use crate::event::{Mono, Task};
 use crate::rooms::model::Role;
 use crate::sglang::message::Kind;
 
 /// Class of a verdict.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "described in docs/verdicts.md, one section each")]
 pub enum Class {
     AbortBeforeEntry,
@@ -95,7 +97,7 @@ impl Class {
 }
 
 /// How sure.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Confidence {
     /// Silence alone: shown and counted, never paged.
     Possible,

@@ -137,6 +137,28 @@ impl Decoder {
         decoder
     }
 
+    /// For a stream that goes on where another decoder, which was in step at the end of a message, has left it.
+    pub const fn resumed(confidence: Confidence) -> Self {
+        let mut decoder = Self::at_start();
+        decoder.phase = Phase::Frames;
+        decoder.confidence = confidence;
+        decoder.proven = true;
+        decoder.from_start = false;
+        decoder
+    }
+
+    /// For a stream that another decoder has read, and that is out of step now.
+    pub const fn resumed_lost() -> Self {
+        let mut decoder = Self::joined();
+        decoder.confidence = Confidence::Lost;
+        decoder
+    }
+
+    /// Whether the stream is in step and no message is under way.
+    pub const fn is_between_messages(&self) -> bool {
+        self.proven && matches!(self.phase, Phase::Frames) && self.at_boundary()
+    }
+
     /// Says that the next byte begins a message, as far as the kernel can tell: even one that could be the tail
     /// of another is believed there. Without effect on a stream that is in step.
     pub const fn expect_message(&mut self) {

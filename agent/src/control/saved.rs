@@ -1,0 +1,321 @@
+//! What is known of connections, as it goes into a state file and comes back: where their streams stand.
+//!
+//! Pure. The kernel's sequence numbers decide: a stream that stands where it stood goes on in step; bytes that passed
+//! meanwhile are a hole like any other. A socket cookie names one socket for as long as the machine runs.
+
+use hashbrown::HashMap;
+use serde::{Deserialize, Serialize};
+
+use crate::control::flow::History;
+use crate::control::{Control, Dropped, Judgement, Limits, Shared, Socket, Stream, Unacknowledged, behind};
+use crate::event::{Direction, Found, Mono, SocketEvent, SocketId, StateChange, TcpState};
+use crate::rooms::Survivors;
+use crate::rooms::model::{Connection, Input};
+use crate::stream::Lane;
+use crate::zmtp::{Confidence, Decoder};
+
+/// Sockets written down at most.
+const MAX_SOCKETS: usize = 8192;
+/// Connections met while what was left is taken over, remembered at most: as many as engines can have.
+const MAX_MET: usize = 65_536;
+
+/// Connections with control traffic, and silent ones that may yet carry some.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct SavedControl {
+    /// They.
+    pub sockets: Vec<SavedSocket>,
+    /// Connections that did not fit.
+    #[serde(default)]
+    pub left_out: u64,
+}
+
+/// One end of one connection.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SavedSocket {
+    /// Which.
+    pub connection: Connection,
+    /// It carries control traffic; otherwise nothing was seen of it but where it stands.
+    zmtp: bool,
+    sent: SavedStream,
+    received: SavedStream,
+    /// Ends of the first and the last message sent that the peer's kernel had not acknowledged.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    unacknowledged: Option<(u32, u32)>,
+}
+
+/// One direction of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(clippy::struct_excessive_bools, reason = "independent of each other")]
+struct SavedStream {
+    /// Sequence number of the next byte.
+    next: Option<u32>,
+    /// Bytes before it have been read.
+    read: bool,
+    /// The next byte begins a message, or the stream.
+    in_step: bool,
+    /// No byte has come since the stream began.
+    untouched: bool,
+    /// Followed from its greeting.
+    known: bool,
+    history: History,
+    fin: bool,
+}
+
+impl SavedStream {
+    fn of(stream: &Stream) -> Self {
+        Self {
+            next: stream.lane.next().or(stream.stood),
+            read: stream.lane.next().is_some(),
+            in_step: stream.decoder.is_between_messages() || stream.decoder.is_untouched(),
+            untouched: stream.decoder.is_untouched(),
+            known: stream.decoder.confidence() == Confidence::Known,
+            history: stream.history,
+            fin: stream.fin,
+        }
+    }
+
+    fn stream(self) -> Stream {
+        let Some(next) = self.next.filter(|_| self.read) else {
+            return Stream { stood: self.next, ..Stream::joined() };
+        };
+        let confidence = if self.known { Confidence::Known } else { Confidence::Acquired };
+        Stream {
+            lane: Lane::resumed(next),
+            decoder: match (self.in_step, self.untouched) {
+                (true, true) => Decoder::at_start(),
+                (true, false) => Decoder::resumed(confidence),
+                (false, _) => Decoder::resumed_lost(),
+            },
+            history: if self.in_step { self.history } else { self.history.interrupted() },
+            fin: self.fin,
+            idle: None,
+            stood: None,
+        }
+    }
+}
+
+/// What another agent left and what was met meanwhile, until all that is there has been found.
+#[derive(Debug)]
+pub(super) struct Returning {
+    /// Sockets not found yet, with where their streams stood.
+    missing: HashMap<SocketId, (bool, SavedStream, SavedStream)>,
+    /// Those that were.
+    found: u64,
+    /// When this agent began.
+    at: Mono,
+    /// Connections found that were not written down and of which the beginning was not seen.
+    met: Vec<Connection>,
+}
+
+impl Returning {
+    pub(super) fn meet(&mut self, connection: Connection) {
+        if connection.preexisting && self.met.len() < MAX_MET {
+            self.met.push(connection);
+        }
+    }
+}
+
+/// What became of the connections that were written down.
+#[derive(Debug, Default)]
+pub struct Returned {
+    /// They are there.
+    pub found: u64,
+    /// They are gone.
+    pub gone: u64,
+    /// Connections that are there and were not written down: what they carried is not known.
+    pub met: Vec<Connection>,
+}
+
+impl Control {
+    /// What would have to be known to go on later.
+    pub fn save(&self) -> SavedControl {
+        let mut saved = SavedControl::default();
+        let followed = |s: &Socket| s.given_up.is_none() && s.closed.is_none();
+        let zmtp = |s: &Socket| s.judged == Some(Judgement::Zmtp);
+        let silent = |s: &Stream| s.lane.next().is_none() && s.stood.is_some();
+        let speak = self.sockets.iter().filter(|(_, s)| followed(s) && zmtp(s));
+        let are_silent = |s: &Socket| followed(s) && !zmtp(s) && silent(&s.sent) && silent(&s.received);
+        for (id, socket) in speak.chain(self.sockets.iter().filter(|(_, s)| are_silent(s))) {
+            if saved.sockets.len() >= MAX_SOCKETS {
+                saved.left_out += 1;
+                continue;
+            }
+            saved.sockets.push(SavedSocket {
+                connection: socket.connection(id),
+                zmtp: zmtp(socket),
+                sent: SavedStream::of(&socket.sent),
+                received: SavedStream::of(&socket.received),
+                unacknowledged: socket.unacknowledged.next.map(|next| (next, socket.unacknowledged.last)),
+            });
+        }
+        saved
+    }
+
+    /// Goes on where another left off. What of it is still there shows in the events of sockets found
+    /// ([`What::Found`](crate::event::What::Found)); [`Self::returned`] ends the wait for them.
+    pub fn restore(limits: Limits, saved: SavedControl, survivors: &Survivors, now: Mono) -> Self {
+        let mut control = Self::new(limits);
+        let mut missing = HashMap::new();
+        for SavedSocket { mut connection, zmtp, sent, received, unacknowledged } in saved.sockets {
+            let id = connection.socket;
+            // Numbers of rooms that have closed are not written down: what begins now may be older.
+            (connection.preexisting, connection.since) = (true, now);
+            connection.task = survivors.keep(connection.task);
+            let socket = Socket {
+                unacknowledged: unacknowledged.map_or_else(Unacknowledged::default, |(next, last)| {
+                    Unacknowledged { next: Some(next), last }
+                }),
+                ..Socket::resumed(&connection, sent.stream(), received.stream())
+            };
+            if control.sockets.insert(id, now, socket, &mut |_, _| {}).is_ok() {
+                missing.insert(id, (zmtp, sent, received));
+            }
+        }
+        control.returning = Some(Box::new(Returning { missing, found: 0, at: now, met: Vec::new() }));
+        control
+    }
+
+    /// Whether a socket is followed.
+    pub fn follows(&self, socket: SocketId) -> bool {
+        self.sockets.heard(socket).is_some()
+    }
+
+    /// A socket was found: whether it is one that was written down; its streams are brought up to date then.
+    pub(super) fn returns(
+        &mut self,
+        event: &SocketEvent<'_>,
+        found: &Found,
+        sink: &mut impl FnMut(Input<'_>),
+    ) -> bool {
+        let Some(returning) = self.returning.as_mut() else { return false };
+        let Some((zmtp, sent, received)) = returning.missing.remove(&event.socket) else { return false };
+        returning.found += 1;
+        let Some(socket) = self.sockets.get_mut(event.socket, event.at) else { return false };
+        socket.task = event.task.or(socket.task);
+        let sequence = found.sequence;
+        let ends = [
+            (Direction::Sent, sent, sequence.write, sequence.write == sequence.una),
+            (Direction::Received, received, sequence.copied, sequence.copied == sequence.rcv_nxt),
+        ];
+        let moved = sent.next != Some(sequence.write) || received.next != Some(sequence.copied);
+        if !zmtp && moved {
+            returning.meet(socket.connection(event.socket));
+        }
+        for (direction, stood, end, idle) in ends {
+            if zmtp {
+                self.shared.catch_up(event, socket, direction, stood, end, sink);
+            }
+            let stream = socket.stream(direction);
+            stream.stood = Some(end);
+            stream.idle = idle.then_some((end, event.at));
+        }
+        self.shared.acknowledge(event, socket, sequence.una, sink);
+        if zmtp {
+            // The source does not know it any more.
+            self.shared.judge(event.socket, socket, Judgement::Zmtp);
+        }
+        self.shared.recount(socket);
+        if found.state != TcpState::Established {
+            let change = StateChange { old: TcpState::Established, new: found.state, error: 0, sequence };
+            self.shared.pass_on(event, socket, change, sink);
+        }
+        true
+    }
+
+    /// All sockets that are there have been found: what of those written down is not among them is gone.
+    pub fn returned(&mut self, now: Mono, sink: &mut impl FnMut(Input<'_>)) -> Returned {
+        let Some(returning) = self.returning.take() else { return Returned::default() };
+        let Returning { missing, found, at, met } = *returning;
+        let mut out = Returned { found, gone: 0, met };
+        for (id, (zmtp, ..)) in missing {
+            if self.sockets.heard(id).is_some_and(|heard| heard > at) {
+                // It speaks, so it is there; what passed before it was heard is not known.
+                if let Some(socket) = self.sockets.get_mut(id, now) {
+                    let connection = socket.connection(id);
+                    if zmtp {
+                        self.shared.judge(id, socket, Judgement::Zmtp);
+                    }
+                    for direction in [Direction::Sent, Direction::Received] {
+                        self.shared.lost_sight(now, connection, direction, sink);
+                    }
+                }
+                out.found += 1;
+                continue;
+            }
+            if let Some(mut socket) = self.sockets.remove(id) {
+                self.shared.counters.move_connection(socket.counted.take(), None);
+                out.gone += 1;
+            }
+        }
+        out
+    }
+}
+
+impl Socket {
+    fn resumed(connection: &Connection, sent: Stream, received: Stream) -> Self {
+        Self {
+            addresses: connection.addresses,
+            netns: connection.netns,
+            task: connection.task,
+            preexisting: connection.preexisting,
+            beginning_gone: true,
+            since: connection.since,
+            given_up: None,
+            judged: None,
+            counted: None,
+            sent,
+            received,
+            unacknowledged: Unacknowledged::default(),
+            doubt_calls: 0,
+            doubt_bytes: 0,
+            waiting: false,
+            closed: None,
+        }
+    }
+}
+
+impl Shared {
+    /// Brings a stream that `stood` to where its socket says that it is.
+    fn catch_up(
+        &mut self,
+        event: &SocketEvent<'_>,
+        socket: &mut Socket,
+        direction: Direction,
+        stood: SavedStream,
+        end: u32,
+        sink: &mut impl FnMut(Input<'_>),
+    ) {
+        let Some(was) = stood.next else { return };
+        if !stood.read && was == end {
+            return;
+        }
+        let untouched = socket.stream(direction).lane.next() == Some(was);
+        if !stood.read || !stood.in_step || (untouched && behind(was, end)) {
+            // Half a message was read, or more has passed than 32 bits can tell.
+            let connection = socket.connection(event.socket);
+            self.lost_sight(event.at, connection, direction, sink);
+            if untouched {
+                let stream = socket.stream(direction);
+                stream.lane.discard(&mut self.held);
+                (stream.lane, stream.decoder) = (Lane::resumed(end), Decoder::resumed_lost());
+            }
+            return;
+        }
+        self.run(event.socket, socket, direction, event.at, sink, |lane, held, take| {
+            lane.finish(Some(end), held, take);
+        });
+    }
+
+    /// Says that something passed of which nothing is known.
+    fn lost_sight(
+        &mut self,
+        at: Mono,
+        connection: Connection,
+        direction: Direction,
+        sink: &mut impl FnMut(Input<'_>),
+    ) {
+        self.counters.drop_bytes(Dropped::Hole, 0);
+        self.counters.inputs += 1;
+        sink(Input::Lossy { at, connection, direction, bytes: 0 });
+    }
+}

@@ -1,0 +1,357 @@
+//! The agent is killed, ended and started again beside an engine that goes on: pins stay pinned, in the same trace and
+//! the same series, and what ended meanwhile does not.
+//!
+//! The engine is this test program started once more: prefill and decode rank in one process that speak ZMTP to each
+//! other over TCP. Needs root and BPF.
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::print_stderr,
+    reason = "tests"
+)]
+#![allow(missing_docs, reason = "tests")]
+
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+/// Names the process that is to be the engine.
+const ENGINE: &str = "ROOMTRACE_TEST_ENGINE";
+
+fn message(frames: &[&[u8]]) -> Vec<u8> {
+    let mut out = Vec::new();
+    for (i, frame) in frames.iter().enumerate() {
+        out.push(u8::from(i + 1 < frames.len()));
+        out.push(u8::try_from(frame.len()).unwrap());
+        out.extend_from_slice(frame);
+    }
+    out
+}
+
+/// Opens a connection to `rank` as libzmq does, with the greetings of both sides.
+fn connect(rank: &TcpListener) -> (TcpStream, TcpStream) {
+    let shake = |kind: &[u8; 4]| {
+        let mut out = vec![0xff, 0, 0, 0, 0, 0, 0, 0, 0, 0x7f, 3, 0];
+        out.extend_from_slice(b"NULL");
+        out.resize(64, 0);
+        out.extend_from_slice(b"\x04\x1a\x05READY\x0bSocket-Type\0\0\0\x04");
+        out.extend_from_slice(kind);
+        out
+    };
+    let mut push = TcpStream::connect(rank.local_addr().unwrap()).unwrap();
+    let mut pull = rank.accept().unwrap().0;
+    send(&mut push, &mut pull, &shake(b"PUSH"));
+    send(&mut pull, &mut push, &shake(b"PULL"));
+    (push, pull)
+}
+
+fn send(from: &mut TcpStream, to: &mut TcpStream, bytes: &[u8]) {
+    from.write_all(bytes).unwrap();
+    to.read_exact(&mut vec![0; bytes.len()]).unwrap();
+}
+
+fn pass(by: &mut (TcpStream, TcpStream), bytes: &[u8]) {
+    send(&mut by.0, &mut by.1, bytes);
+}
+
+/// The engine: does what it is told on standard input until that ends.
+#[test]
+fn engine() {
+    let Some(name) = std::env::var_os(ENGINE) else { return };
+    std::fs::write("/proc/self/comm", name.as_encoded_bytes()).unwrap();
+    let rank = || TcpListener::bind("127.0.0.1:0").unwrap();
+    let (prefill, decode) = (rank(), rank());
+    let port = decode.local_addr().unwrap().port().to_string();
+    let (mut to_prefill, mut to_decode) = (None, None);
+    for line in std::io::stdin().lines().map_while(Result::ok) {
+        let (what, room) = line.split_once(' ').unwrap_or((&line, ""));
+        match what {
+            "open" => (to_prefill, to_decode) = (Some(connect(&prefill)), Some(connect(&decode))),
+            "metadata" => {
+                let index: Vec<u8> = (1u32..9).flat_map(u32::to_le_bytes).collect();
+                let (room, port) = (room.as_bytes(), port.as_bytes());
+                let m = message(&[
+                    room,
+                    b"127.0.0.1",
+                    port,
+                    b"127.0.0.1:15847",
+                    &index,
+                    b"3",
+                    b"",
+                    b"1",
+                    b"0",
+                    b"",
+                ]);
+                pass(to_prefill.as_mut().unwrap(), &m);
+            }
+            "status" => pass(to_decode.as_mut().unwrap(), &message(&[room.as_bytes(), b"4", b"0"])),
+            _ => panic!("{line}"),
+        }
+        // Standard output proper: the test harness keeps what is printed.
+        std::io::stdout().write_all(b"done\n").unwrap();
+    }
+}
+
+struct Engine {
+    child: Child,
+    to: ChildStdin,
+    from: BufReader<ChildStdout>,
+}
+
+impl Engine {
+    fn start(name: &str) -> Self {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "engine", "--nocapture"])
+            .env(ENGINE, name)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let (to, from) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
+        Self { child, to, from }
+    }
+
+    fn tell(&mut self, what: &str) {
+        writeln!(self.to, "{what}").unwrap();
+        let mut line = String::new();
+        while !line.ends_with("done\n") {
+            line.clear();
+            assert!(self.from.read_line(&mut line).unwrap() > 0, "the engine has ended");
+        }
+    }
+
+    fn metadata(&mut self, room: u64) {
+        self.tell(&format!("metadata {room}"));
+    }
+
+    fn status(&mut self, room: u64) {
+        self.tell(&format!("status {room}"));
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn get(from: SocketAddr, path: &str) -> Option<(u16, String)> {
+    let mut stream = TcpStream::connect(from).ok()?;
+    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    write!(stream, "GET {path} HTTP/1.0\r\nHost: {from}\r\n\r\n").ok()?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).ok()?;
+    let (head, body) = answer.split_once("\r\n\r\n")?;
+    Some((head.split(' ').nth(1)?.parse().ok()?, body.to_owned()))
+}
+
+struct Agent {
+    child: Child,
+    listen: SocketAddr,
+    dir: PathBuf,
+    /// The first page of metrics that was served.
+    first: String,
+}
+
+impl Agent {
+    /// `None`: this host cannot be observed.
+    fn start(dir: &Path, engine: &str) -> Option<Self> {
+        let listen = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let log = std::fs::File::options().create(true).append(true).open(dir.join("log")).unwrap();
+        let child = Command::new(env!("CARGO_BIN_EXE_roomtrace"))
+            .args(["run", "--floor", "1s", "--engine-comm", engine, "--listen", &listen.to_string()])
+            .arg("--events")
+            .arg(dir.join("events"))
+            .arg("--state")
+            .arg(dir.join("state/file"))
+            .stderr(log)
+            .spawn()
+            .unwrap();
+        let mut agent = Self { child, listen, dir: dir.to_owned(), first: String::new() };
+        let mut ready = false;
+        agent.wait("ready", |agent| {
+            if agent.child.try_wait().unwrap().is_some() {
+                return true;
+            }
+            // Whatever is served first, ready or not.
+            if let Some((200, text)) = get(agent.listen, "/metrics").filter(|_| agent.first.is_empty()) {
+                agent.first = text;
+            }
+            ready = get(agent.listen, "/readyz").is_some_and(|(status, _)| status == 200);
+            ready
+        });
+        if ready {
+            return Some(agent);
+        }
+        let log = std::fs::read_to_string(dir.join("log")).unwrap();
+        assert_eq!(agent.child.wait().unwrap().code(), Some(3), "{log}");
+        assert!(std::env::var_os("CI").is_none(), "the agent cannot observe here: {log}");
+        eprintln!("SKIPPED: the agent cannot observe here: {log}");
+        None
+    }
+
+    fn wait(&mut self, what: &str, mut until: impl FnMut(&mut Self) -> bool) {
+        let end = Instant::now() + Duration::from_mins(1);
+        while !until(self) {
+            let log = || std::fs::read_to_string(self.dir.join("log")).unwrap_or_default();
+            assert!(Instant::now() < end, "not {what} after a minute:\n{}", log());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// The newest life of a room.
+    fn room(&self, room: u64) -> Value {
+        let (status, text) = get(self.listen, &format!("/api/v1/rooms/{room}")).unwrap();
+        if status == 404 {
+            return Value::Null;
+        }
+        let mut answer: Value = serde_json::from_str(&text).unwrap();
+        answer["rooms"].as_array_mut().and_then(Vec::pop).unwrap_or(answer)
+    }
+
+    fn metrics(&self) -> String {
+        get(self.listen, "/metrics").unwrap().1
+    }
+
+    /// Waits until a room is pinned, the metrics say so, and it is written down.
+    fn pinned(&mut self, room: u64) -> Value {
+        // Decode's view of it is overdue a moment earlier than prefill's.
+        let class = "transfer_not_concluded";
+        self.wait("pinned", |agent| agent.room(room)["verdict"]["class"] == class);
+        self.wait("in the metrics", |agent| has_series(&agent.metrics()));
+        self.wait("written down", |agent| {
+            let text = std::fs::read_to_string(agent.dir.join("state/file")).unwrap_or_default();
+            text.split("\"room\":").any(|r| r.starts_with(&room.to_string()) && r.contains("\"judgement\""))
+        });
+        self.room(room)
+    }
+
+    fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    fn end(mut self) {
+        assert!(Command::new("kill").arg(self.child.id().to_string()).status().unwrap().success());
+        assert!(self.child.wait().unwrap().success());
+    }
+
+    /// Names of the events of a room.
+    fn events(&self, room: u64) -> Vec<String> {
+        let text = std::fs::read_to_string(self.dir.join("events")).unwrap();
+        let lines = text.lines().map(|l| serde_json::from_str::<Value>(l).unwrap());
+        let room = room.to_string();
+        let of_it = lines.filter(|r| r["room"].as_str() == Some(&room));
+        of_it.map(|r| r["event"].as_str().unwrap().to_owned()).collect()
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Whether rooms are pinned as ours is. Others may be on this host.
+fn has_series(metrics: &str) -> bool {
+    let labels = r#"{role="prefill",verdict="transfer_not_concluded",confidence="possible",owed_instance="#;
+    metrics.lines().any(|l| l.starts_with(&format!("roomtrace_rooms_pinned{labels}")))
+}
+
+/// Seconds since the epoch.
+fn moment(time: &Value) -> f64 {
+    let time: jiff::Timestamp = time.as_str().unwrap().parse().unwrap();
+    time.as_duration().as_secs_f64()
+}
+
+fn value(metrics: &str, series: &str) -> f64 {
+    let line = metrics.lines().find_map(|l| l.strip_prefix(series));
+    line.unwrap_or_else(|| panic!("no {series} in\n{metrics}")).trim().parse().unwrap()
+}
+
+#[test]
+fn pins_outlive_the_agent() {
+    let dir = tempfile::tempdir().unwrap();
+    // The agent sees the whole host, and another run of this test may be on it.
+    let first = 7_123_456_000_000_000_000 + 1000 * u64::from(std::process::id());
+    let comm = format!("rt-re-{}", std::process::id() % 100_000);
+    let mut engine = Engine::start(&comm);
+    let Some(mut agent) = Agent::start(dir.path(), &comm) else { return };
+    engine.tell("open");
+    engine.metadata(first);
+    engine.status(first);
+    let pin = first + 1;
+    engine.metadata(pin);
+    let before = agent.pinned(pin);
+    assert_eq!(before["restored"], Value::Null);
+
+    for kill in [true, false, true] {
+        if kill {
+            agent.kill();
+        } else {
+            agent.end();
+        }
+        agent = Agent::start(dir.path(), &comm).unwrap();
+        let after = agent.room(pin);
+        assert!(has_series(&agent.first), "at the first look: {after}");
+        assert_eq!(after["pinned"], true, "{after}");
+        for key in ["trace_id", "incarnation", "completeness"] {
+            assert_eq!(after[key], before[key], "{key}");
+        }
+        for key in ["class", "confidence", "group", "owed_by", "act_on"] {
+            assert_eq!(after["verdict"][key], before["verdict"][key], "{key}");
+        }
+        for key in ["state", "phase", "ranks", "sessions", "required", "got"] {
+            assert_eq!(after["views"]["prefill"][key], before["views"]["prefill"][key], "{key}");
+        }
+        // Each agent compares the clocks for itself.
+        let same = |a: &Value, b: &Value| (moment(a) - moment(b)).abs() < 0.001;
+        assert!(same(&after["opened_at"], &before["opened_at"]), "{after}");
+        assert!(same(&after["verdict"]["since"], &before["verdict"]["since"]), "{after}");
+        assert!(after["restored"]["from"].is_string(), "{after}");
+        assert!(value(&agent.first, "roomtrace_state_restored{what=\"pinned_rooms\"}") >= 1.0);
+    }
+    // The room goes on where it was.
+    engine.status(pin);
+    agent.wait("closed", |agent| agent.room(pin)["outcome"] == "success");
+    assert_eq!(agent.room(pin)["recovered"], true);
+    agent.wait("told", |agent| agent.events(pin).last().is_some_and(|e| e == "room_closed"));
+    let told = agent.events(pin).iter().filter(|e| *e == "room_pinned").count();
+    assert_eq!(told, 1, "told once, by several agents: {:?}", agent.events(pin));
+
+    // One that ends while nobody looks: something passed, more is not known.
+    let ends = first + 2;
+    engine.metadata(ends);
+    agent.pinned(ends);
+    agent.kill();
+    engine.status(ends);
+    agent = Agent::start(dir.path(), &comm).unwrap();
+    let after = agent.room(ends);
+    assert_eq!((&after["pinned"], &after["verdict"]["class"]), (&false.into(), &"unknown".into()), "{after}");
+    assert_eq!(after["completeness"], "lossy");
+    agent.wait("told", |agent| agent.events(ends).last().is_some_and(|e| e == "verdict_changed"));
+    assert_eq!(agent.events(ends).first().unwrap(), "room_pinned");
+    let whole = first + 3;
+    engine.metadata(whole);
+    engine.status(whole);
+    agent.wait("followed again", |agent| agent.room(whole)["outcome"] == "success");
+
+    // One whose engine ends while nobody looks.
+    let dies = first + 4;
+    engine.metadata(dies);
+    agent.pinned(dies);
+    agent.end();
+    drop(engine);
+    agent = Agent::start(dir.path(), &comm).unwrap();
+    let after = agent.room(dies);
+    assert!(after["closed_at"].is_string() && after["outcome"].is_null(), "{after}");
+    assert!(value(&agent.first, "roomtrace_state_dropped_total{reason=\"process\"}") >= 1.0);
+    agent.end();
+}
