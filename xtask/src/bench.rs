@@ -3,15 +3,17 @@
 //! Kernel cost comes from the kernel's own program statistics, pipeline figures from criterion, replay as a ratio against
 //! tshark on the same file in the same run, CPU and memory of a live agent from /proc.
 
-use std::path::Path;
+use std::fs::File;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
-use crate::agent::{Agent, Start};
+use crate::agent::{Agent, Start, terminate};
 use crate::install;
+use crate::workload::{self, Workload};
 
 /// Arguments.
 #[derive(clap::Args)]
@@ -31,8 +33,8 @@ const LIVE: (u32, u64) = (2000, 30);
 /// How often the replay and tshark are timed; the medians are compared.
 const ROUNDS: usize = 5;
 
-/// Copies of the largest bundled capture in the file that replay and tshark read.
-const COPIES: usize = 200;
+/// Rooms per second and seconds of the capture that replay and tshark read.
+const RECORDED: (u32, u64) = (500, 20);
 
 /// Runs it.
 pub(crate) fn run(args: &Args) -> Result<()> {
@@ -93,11 +95,10 @@ fn pipeline() -> Result<()> {
 }
 
 fn replay() -> Result<()> {
-    install::debian(&["tshark"])?;
+    install::debian(&["tshark", "tcpdump"])?;
     install::run(&mut cargo(&["build", "--quiet", "--release", "--package", "roomtrace"]))?;
     let target = install::target();
-    let file = target.join("bench.pcap");
-    repeat(&install::root().join("agent/tests/fixtures/captures/uv.pcap"), &file)?;
+    let file = record(&target.join("bench"))?;
     let agent = target.join("release/roomtrace");
     let (mut ours, mut theirs) = (Vec::new(), Vec::new());
     // In turn, so that a drift of the machine's speed meets both.
@@ -114,36 +115,30 @@ fn replay() -> Result<()> {
     Ok(())
 }
 
-/// The capture's packets many times over, each copy a minute later and on other addresses of 127/8: new connections.
-fn repeat(from: &Path, to: &Path) -> Result<()> {
-    const HEADER: usize = 24;
-    let bytes = std::fs::read(from).with_context(|| format!("read {}", from.display()))?;
-    let (header, packets) = bytes.split_at_checked(HEADER).context("no pcap file")?;
-    if header[..4] != 0xa1b2_c3d4_u32.to_le_bytes() || header[20..24] != 1_u32.to_le_bytes() {
-        bail!("{} is not a little-endian pcap of Ethernet", from.display());
+/// A packet capture of [`RECORDED`] of the workload's load: what the control ports of a busy host look like.
+fn record(dir: &Path) -> Result<PathBuf> {
+    let (rate, seconds) = RECORDED;
+    if dir.exists() {
+        std::fs::remove_dir_all(dir).with_context(|| format!("empty {}", dir.display()))?;
     }
-    let mut out = header.to_vec();
-    for copy in 0..COPIES {
-        let mut rest = packets;
-        while let Some((head, tail)) = rest.split_at_checked(16) {
-            let word = |at: usize| u32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
-            let length = word(8) as usize;
-            let (packet, next) = tail.split_at_checked(length).context("the capture is cut short")?;
-            let shift = u32::try_from(copy * 60)?;
-            out.extend((word(0) + shift).to_le_bytes());
-            out.extend(&head[4..]);
-            let start = out.len();
-            out.extend(packet);
-            // IPv4 addresses at 12 and 16 of the header behind 14 bytes of Ethernet; checksums are nobody's business here.
-            for at in [start + 14 + 13, start + 14 + 17] {
-                if let Some(byte) = out.get_mut(at) {
-                    *byte = u8::try_from(copy % 250)?;
-                }
-            }
-            rest = next;
-        }
-    }
-    std::fs::write(to, out).with_context(|| format!("write {}", to.display()))
+    std::fs::create_dir_all(dir).with_context(|| format!("create {}", dir.display()))?;
+    let file = dir.join("load.pcap");
+    workload::build()?;
+    let mut tcpdump = Command::new("tcpdump")
+        .args(["-i", "lo", "-B", "65536", "-Z", "root", "-w"])
+        .arg(&file)
+        .arg("tcp")
+        .stderr(File::create(dir.join("tcpdump.log"))?)
+        .spawn()
+        .context("start tcpdump")?;
+    std::thread::sleep(Duration::from_secs(1));
+    let (rate, seconds) = (rate.to_string(), seconds.to_string());
+    let mut workload = Workload::open(&["load", "--no-kv", "--rate", &rate, "--duration", &seconds], dir)?;
+    println!("recorded: {}", workload.results()?);
+    workload.end()?;
+    std::thread::sleep(Duration::from_secs(1));
+    terminate(&mut tcpdump)?;
+    Ok(file)
 }
 
 fn timed(command: &mut Command) -> Result<f64> {
