@@ -1,5 +1,5 @@
-//! How many control messages a second one core takes from socket event to closed room: each room is one METADATA received
-//! and one STATUS sent by a prefill rank.
+//! How many control messages a second one core takes from socket event to closed room and its record: each room is one
+//! METADATA received and one STATUS sent by each prefill rank of the host (`rooms/4`: tensor parallelism 4).
 //!
 //! `cargo bench -p roomtrace --bench pipeline`. Elements are messages; the bar is 1 M a second.
 #![allow(missing_docs, reason = "criterion's macros")]
@@ -66,33 +66,57 @@ impl Wire {
     }
 }
 
+/// A prefill rank of this host and the decode rank that it serves: the messages between them.
+struct Pair {
+    from_decode: Wire,
+    to_decode: Wire,
+    metadata: Vec<u8>,
+    status: Vec<u8>,
+}
+
+impl Pair {
+    fn open(rank: u64, pipeline: &mut Pipeline) -> Self {
+        let decode = format!("10.0.0.{}", 2 + rank);
+        let (local, peer) = (format!("10.0.0.1:{}", 5000 + rank), format!("{decode}:40000"));
+        let mut from_decode = Wire::open(2 * rank, &local, &peer, Direction::Received, pipeline);
+        let (local, peer) = (format!("10.0.0.1:{}", 41000 + rank), format!("{decode}:41207"));
+        let mut to_decode = Wire::open(2 * rank + 1, &local, &peer, Direction::Sent, pipeline);
+        from_decode.call(1, &wire::handshake(), pipeline);
+        to_decode.call(1, &wire::handshake(), pipeline);
+        let metadata = wire::metadata_from(&decode, FIRST, 8, 1);
+        let status = wire::message(&[FIRST.to_string().as_bytes(), b"4", rank.to_string().as_bytes()]);
+        Self { from_decode, to_decode, metadata, status }
+    }
+}
+
 fn rooms(criterion: &mut Criterion) {
-    let mut pipeline = Pipeline::new(Limits::default(), Config::default());
-    let mut from_decode =
-        Wire::open(1, "10.0.0.1:5000", "10.0.0.2:40000", Direction::Received, &mut pipeline);
-    let mut to_decode = Wire::open(2, "10.0.0.1:41000", "10.0.0.2:41207", Direction::Sent, &mut pipeline);
-    from_decode.call(1, &wire::handshake(), &mut pipeline);
-    to_decode.call(1, &wire::handshake(), &mut pipeline);
-    let (mut metadata, mut status) = (wire::metadata_from("10.0.0.2", FIRST, 8, 1), wire::status(FIRST));
-    let (mut room, mut now) = (FIRST, 1_000_000);
     let mut group = criterion.benchmark_group("pipeline");
-    group.throughput(Throughput::Elements(2 * ROOMS));
-    group.bench_function("rooms", |bencher| {
-        bencher.iter(|| {
-            for _ in 0..ROOMS {
-                room += 1;
-                now += 2000;
-                let digits = room.to_string();
-                metadata[2..21].copy_from_slice(digits.as_bytes());
-                status[2..21].copy_from_slice(digits.as_bytes());
-                from_decode.call(now, &metadata, &mut pipeline);
-                to_decode.call(now + 1000, &status, &mut pipeline);
-            }
-            pipeline.tick(Mono(now));
-            let closed = pipeline.events().count();
-            assert_eq!(closed, usize::try_from(ROOMS).unwrap());
+    for ranks in [1, 4, 8] {
+        let mut pipeline = Pipeline::new(Limits::default(), Config::default());
+        let mut pairs: Vec<_> = (0..ranks).map(|rank| Pair::open(rank, &mut pipeline)).collect();
+        let (mut room, mut now) = (FIRST, 1_000_000);
+        group.throughput(Throughput::Elements(2 * ranks * ROOMS));
+        group.bench_function(format!("rooms/{ranks}"), |bencher| {
+            bencher.iter(|| {
+                for _ in 0..ROOMS {
+                    room += 1;
+                    now += 2000;
+                    let digits = room.to_string();
+                    for pair in &mut pairs {
+                        pair.metadata[2..21].copy_from_slice(digits.as_bytes());
+                        pair.from_decode.call(now, &pair.metadata, &mut pipeline);
+                    }
+                    for pair in &mut pairs {
+                        pair.status[2..21].copy_from_slice(digits.as_bytes());
+                        pair.to_decode.call(now + 1000, &pair.status, &mut pipeline);
+                    }
+                }
+                pipeline.tick(Mono(now));
+                let closed = pipeline.events().count();
+                assert_eq!(closed, usize::try_from(ROOMS).unwrap());
+            });
         });
-    });
+    }
     group.finish();
 }
 

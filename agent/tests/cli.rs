@@ -103,6 +103,28 @@ fn what_is_no_capture_is_named() {
     assert_eq!(code, 2, "{text}");
 }
 
+#[test]
+fn packets_that_were_captured_in_part_are_told() {
+    let whole = std::fs::read("tests/fixtures/captures/c.pcap").unwrap();
+    let (head, mut rest) = whole.split_at(24);
+    let mut cut = head.to_vec();
+    while let Some((packet, tail)) = rest.split_at_checked(16) {
+        let len = u32::from_le_bytes(packet[8..12].try_into().unwrap());
+        let keep = len.min(96);
+        cut.extend([&packet[..8], &keep.to_le_bytes(), &packet[12..]].concat());
+        cut.extend(&tail[..keep as usize]);
+        rest = &tail[len as usize..];
+    }
+    let cut = file(&cut);
+    let replay = |path: &str| {
+        let done = Command::new(env!("CARGO_BIN_EXE_roomtrace")).args(["replay", path]).output().unwrap();
+        String::from_utf8(done.stderr).unwrap()
+    };
+    let told = replay(cut.path().to_str().unwrap());
+    assert!(told.contains("hold only a part of their bytes (snap length)"), "{told}");
+    assert_eq!(replay("tests/fixtures/captures/c.pcap"), "");
+}
+
 /// A pcapng file with one packet on an interface of each link type.
 fn pcapng(link_types: &[u16]) -> Vec<u8> {
     let block = |kind: u32, body: &[u8]| {

@@ -276,7 +276,13 @@ impl Rooms {
     fn problem(&self) -> Option<Problem> {
         let wrong = |right: bool, key, value: String| (!right).then(|| Problem::new(key, &value));
         wrong(self.floor >= Duration::from_secs(1), "rooms.floor", duration::show(self.floor))
-            .or_else(|| wrong(self.ceiling >= self.floor, "rooms.ceiling", duration::show(self.ceiling)))
+            .or_else(|| {
+                // The one that is not the default is the one that was written.
+                let raised = self.ceiling == Self::default().ceiling;
+                let (key, value) =
+                    if raised { ("rooms.floor", self.floor) } else { ("rooms.ceiling", self.ceiling) };
+                wrong(self.ceiling >= self.floor, key, duration::show(value))
+            })
             .or_else(|| wrong((1..=1000).contains(&self.factor), "rooms.factor", self.factor.to_string()))
             .or_else(|| wrong((1024..=4_194_304).contains(&self.max), "rooms.max", self.max.to_string()))
     }
@@ -427,7 +433,7 @@ mod tests {
             ("rooms: {max: 7}", "r.yaml:1:14: rooms.max: `7`", "from 1024"),
             ("rooms: {floor: soon}", "r.yaml:1:16: rooms.floor: `soon`", "at least 1s"),
             ("rooms: {floor: 0s}", "r.yaml:1:16: rooms.floor: `0s`", "at least 1s"),
-            ("rooms: {floor: 90s}", "r.yaml:1:1: rooms.ceiling: `1m`", "not below rooms.floor"),
+            ("rooms: {floor: 90s}", "r.yaml:1:16: rooms.floor: `1m 30s`", "not above rooms.ceiling"),
             ("capture: {ports: [80, 70000]}", "r.yaml:1:23: capture.ports[1]: `70000`", "1 to 65535"),
             ("capture: {ports: [0]}", "r.yaml:1:18: capture.ports: `0`", "1 to 65535"),
             ("capture: {ports: 80}", "r.yaml:1:18: capture.ports: `80`", "a list"),

@@ -100,6 +100,7 @@ pub(super) fn replay(args: &ReplayArgs) -> Outcome {
         print(&text)?;
     }
     read.map_err(|e| unusable(&args.file, e))?;
+    warn_of_cut_packets(&summary);
     warn_of_link_types(&summary);
     let failed = if args.fail_on_pinned && pinned { End::Findings } else { End::Usage };
     let fail = |error| Err(Failure { end: failed, error });
@@ -117,6 +118,18 @@ pub(super) fn replay(args: &ReplayArgs) -> Outcome {
 }
 
 /// A part of the file that could not be read is not in what was found.
+fn warn_of_cut_packets(summary: &Summary) {
+    let cut = summary.repairs.snaplen + summary.skipped.cut_headers;
+    if cut > 0 {
+        tracing::warn!(
+            "{cut} of {} packets hold only a part of their bytes (snap length): messages in them were not read, rooms may be \
+             missing here and verdicts rest on less than the wire carried; capture whole packets (tcpdump -s 0)",
+            summary.packets
+        );
+    }
+}
+
+/// See [`warn_of_cut_packets`].
 fn warn_of_link_types(summary: &Summary) {
     if summary.skipped.link_type == 0 {
         return;
@@ -181,9 +194,11 @@ fn report(player: &Player, identity: &Identity, args: &ReplayArgs, summary: &Sum
     }
     let open = player.pipeline.rooms().gauges().rooms;
     let pinned: Vec<RoomSnapshot> = player.pipeline.rooms().pinned().collect();
+    let raised: u64 = player.pipeline.rooms().counters().pins.iter().map(|(_, _, n)| n).sum();
     let _ = writeln!(
         out,
-        "{} packets, {} TCP segments, {} connections; {open} views of rooms open at the end, {} rooms pinned",
+        "{} packets, {} TCP segments, {} connections; {open} views of rooms open at the end, {} rooms pinned \
+         at the end, {raised} pins raised on the way",
         summary.packets,
         summary.segments,
         summary.connections,

@@ -306,8 +306,10 @@ impl RoomTable {
     }
 
     pub(crate) fn is_lossy(&self, room: &Room) -> bool {
-        // Judged with all seen: what comes after an ABORT without METADATA ends nothing, for nobody says more of such a room.
+        // Judged with all seen: what comes after an ABORT without METADATA ends nothing, for nobody says more of such a room
+        // (one without a generation is never acknowledged either).
         if room.links.is_empty()
+            && room.abort.is_some_and(|a| !a.generation)
             && room.judgement.as_ref().is_some_and(|j| j.class == Class::AbortBeforeEntry)
         {
             return false;

@@ -18,7 +18,14 @@ impl Facts {
         match who {
             Who::Prefill => Some(self.prefill.clone()),
             Who::Decode => Some(self.decode.clone()),
-            Who::MissingDecode => self.missing.first().cloned().or_else(|| Some(self.decode.clone())),
+            // Which one is not known without its REGISTER: never the one that has sent.
+            Who::MissingDecode => Some(self.missing.first().cloned().unwrap_or(Party {
+                role: Some(Role::Decode),
+                rank: None,
+                endpoint: None,
+                task: None,
+                local: None,
+            })),
             Who::SilentPrefill => self.untold.first().cloned().or_else(|| Some(self.prefill.clone())),
             Who::Router => Some(Party { role: None, rank: None, endpoint: None, task: None, local: None }),
             Who::Nobody => None,

@@ -148,7 +148,9 @@ fn waiting_timer(f: &Facts) -> Option<EndsByItself> {
     let from = f.metadata_at?;
     let at = from.plus(f.limits.waiting_timeout);
     let told = f.role == Role::Decode || at_least(f.releases, release(5, 13));
-    (told && at > f.now && f.decode_lost.is_none()).then_some(EndsByItself { timer: WAITING_TIMER, at })
+    // A lost decode tells nothing more. One that is judged here lives, also when its last connection went with prefill.
+    let lives = f.role == Role::Decode || f.decode_lost.is_none();
+    (told && at > f.now && lives).then_some(EndsByItself { timer: WAITING_TIMER, at })
 }
 
 /// Judges one view. `None`: nothing is overdue.
@@ -251,8 +253,13 @@ fn lost_peer(f: &Facts) -> Option<Judgement> {
         Role::Prefill => None,
         Role::Decode => Some(EndsByItself { timer: HEARTBEAT_TIMER, at: lost.at.plus(HEARTBEAT) }),
     };
-    let expected = if f.role == Role::Prefill { Kind::Metadata } else { Kind::Status };
-    let draft = Draft::new(Class::PeerLost, Confidence::Possible, who, Some(expected));
+    let expected = match f.role {
+        Role::Prefill if f.phase == Phase::Bootstrap => Some(Kind::Metadata),
+        // It has sent all that was its to send; what it owed is to take the KV.
+        Role::Prefill => None,
+        Role::Decode => Some(Kind::Status),
+    };
+    let draft = Draft::new(Class::PeerLost, Confidence::Possible, who, expected);
     Some(draft.act_on(survivor).ends(ends).done(f))
 }
 
@@ -286,7 +293,8 @@ fn aborted(f: &Facts) -> Judgement {
 
 fn metadata_incomplete(f: &Facts) -> Judgement {
     let ends = bootstrap_timer(f, f.since);
-    let who = if f.missing.is_empty() { Who::Decode } else { Who::MissingDecode };
+    // Nothing came at all: then it is the rank that the room is known from.
+    let who = if f.missing.is_empty() && f.got == 0 { Who::Decode } else { Who::MissingDecode };
     let j = Draft::new(Class::MetadataIncomplete, Confidence::Possible, who, Some(Kind::Metadata));
     j.act_on(who).ends(ends).done(f)
 }

@@ -116,6 +116,7 @@ fn peer_lost_at_prefill_when_every_connection_of_decode_is_gone() {
     w.to(11_200);
     let v = w.verdict(ROOM);
     assert_eq!((v.class, v.confidence), (Class::PeerLost, Confidence::Possible));
+    assert_eq!(v.expected, None, "its METADATA came");
     assert_eq!(v.owed_by.unwrap().endpoint, Some(d.endpoint));
     assert_eq!(v.act_on.unwrap().role, Some(Role::Prefill));
     assert!(v.candidates.iter().any(|c| c.class == Class::TransferNotConcluded));

@@ -105,6 +105,18 @@ fn mori_drops_an_abort_and_goes_on() {
 // metadata_incomplete, metadata_missing
 
 #[test]
+fn metadata_incomplete_without_any_register_accuses_nobody_that_has_sent() {
+    // The agent came after the connections: nobody has introduced itself.
+    let mut w = World::new(Sees::Prefill);
+    w.metadata(ROOM, &decode_of(0, 2), &prefill(0));
+    let v = w.pinned_in_time(ROOM, 0.0, 10.0);
+    assert_eq!(v.class, Class::MetadataIncomplete);
+    for party in [v.owed_by.unwrap(), v.act_on.unwrap()] {
+        assert_eq!((party.role, party.endpoint, party.task), (Some(Role::Decode), None, None));
+    }
+}
+
+#[test]
 fn metadata_incomplete_at_prefill_names_the_rank_that_has_not_sent() {
     let mut w = World::new(Sees::Prefill);
     let d: Vec<_> = (0..4).map(|n| decode_of(n, 4)).collect();

@@ -104,9 +104,14 @@ impl<'a> Tracer<'a> {
         span.status = status;
         span.events = self.messages(view.role);
         let mut groups = vec![(process(view), vec![span])];
+        let mut seen = Vec::new();
         for phase in phases(self.room, view.role) {
+            // One prefill rank concludes once for every session that it serves.
+            let same = (phase.phase, phase.rank);
+            let nth = seen.iter().filter(|s| **s == same).count();
+            seen.push(same);
             let owner = phase.rank.and_then(|_| rank_process(view, &phase)).or_else(|| process(view));
-            let span = self.phase(view.role, &phase, root);
+            let span = self.phase(view.role, &phase, nth as u64, root);
             match groups.iter_mut().find(|g| g.0 == owner) {
                 Some(group) => group.1.push(span),
                 None => groups.push((owner, vec![span])),
@@ -115,9 +120,9 @@ impl<'a> Tracer<'a> {
         groups
     }
 
-    fn phase(&self, role: Role, phase: &PhaseSpan, root: SpanId) -> SpanData {
+    fn phase(&self, role: Role, phase: &PhaseSpan, nth: u64, root: SpanId) -> SpanData {
         let name = phase.phase.label();
-        let id = self.id(role, name, phase.rank.map_or(u64::MAX, u64::from));
+        let id = self.id(role, name, phase.rank.map_or(u64::MAX, |rank| nth << 32 | u64::from(rank)));
         let mut span = self.span(name, id, root, phase.began, phase.ended);
         span.attributes = vec![
             KeyValue::new("sglang.pd.room", self.room.room.to_string()),
@@ -363,6 +368,20 @@ mod tests {
         let root = &groups(closed).remove(0).1[0];
         assert_eq!(first[0].parent_span_id, root.span_context.span_id());
         assert_eq!(attribute(root, "sglang.pd.pinned").unwrap(), "true");
+    }
+
+    #[test]
+    fn a_prefill_rank_that_serves_two_sessions_has_a_span_for_each() {
+        let mut r = closed(7);
+        let status = *r.messages.last().unwrap();
+        r.messages.push(status);
+        let ids: Vec<_> = groups(Event::Closed(r.into()))
+            .into_iter()
+            .flat_map(|g| g.1)
+            .map(|s| s.span_context.span_id())
+            .collect();
+        let different: std::collections::HashSet<_> = ids.iter().collect();
+        assert_eq!((ids.len(), different.len()), (5, 5));
     }
 
     #[test]
