@@ -178,6 +178,7 @@ impl RoomTable {
             return self.wheel.set(slot, until, now);
         }
         let (judgement, due) = self.judge_views(room, views, now);
+        let judgement = judgement.map(|new| keep_cause(room, new));
         let lossy = self.is_lossy(room);
         if let Some(room) = self.rooms.get_mut(slot)
             && lossy
@@ -400,6 +401,16 @@ impl RoomTable {
             _ => false,
         };
         over.then_some(Outcome::Unknown)
+    }
+}
+
+/// A pin keeps its cause when prefill's process goes: what decode's view alone says then is less, not something else.
+fn keep_cause(room: &Room, new: Judgement) -> Judgement {
+    match room.judgement.as_deref() {
+        Some(old) if room.prefill_gone && old.class.pins() && new.class == Class::AwaitingPrefill => {
+            Judgement { role: new.role, ends: new.ends, ..old.clone() }
+        }
+        _ => new,
     }
 }
 

@@ -160,6 +160,23 @@ fn a_restarted_prefill_takes_its_pins_with_it() {
     assert!(w.table.pinned().next().is_none());
 }
 
+#[test]
+fn a_pin_keeps_its_cause_when_prefill_goes_and_decode_lives() {
+    let mut w = world(Sees::Both);
+    w.metadata(ROOM, &decode(0), &prefill(0));
+    w.to(20_000);
+    let before = w.verdict(ROOM);
+    w.state(&decode(0), &prefill(0), Direction::Received, TcpState::Established, TcpState::Close, 0);
+    w.state(&decode(0), &prefill(0), Direction::Sent, TcpState::Established, TcpState::Close, 0);
+    w.listener(&prefill(0));
+    w.to(40_000);
+    let after = w.verdict(ROOM);
+    assert_eq!((after.class, after.confidence), (before.class, before.confidence));
+    assert_eq!(after.owed_by.unwrap().endpoint, before.owed_by.unwrap().endpoint);
+    assert!(after.ends_by_itself.unwrap().timer.contains("WAITING"));
+    assert_eq!(w.names(ROOM), ["room_pinned"]);
+}
+
 // peer_not_told
 
 #[test]
