@@ -12,6 +12,9 @@
 )]
 #![allow(missing_docs, reason = "tests")]
 
+#[path = "support/wire.rs"]
+mod wire;
+
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
@@ -19,19 +22,10 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+use wire::message;
 
 /// Names the process that is to be the engine.
 const ENGINE: &str = "ROOMTRACE_TEST_ENGINE";
-
-fn message(frames: &[&[u8]]) -> Vec<u8> {
-    let mut out = Vec::new();
-    for (i, frame) in frames.iter().enumerate() {
-        out.push(u8::from(i + 1 < frames.len()));
-        out.push(u8::try_from(frame.len()).unwrap());
-        out.extend_from_slice(frame);
-    }
-    out
-}
 
 /// Opens a connection to `rank` as libzmq does, with the greetings of both sides.
 fn connect(rank: &TcpListener) -> (TcpStream, TcpStream) {

@@ -3,6 +3,9 @@
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "tests")]
 #![allow(missing_docs, reason = "tests")]
 
+#[path = "support/wire.rs"]
+mod wire;
+
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -18,38 +21,14 @@ use roomtrace::rooms::model::{Event, Outcome, RoomSnapshot};
 use roomtrace::rooms::{Config, Survivors};
 use roomtrace::state::{Counters, Dropped, State, StateError, Store, decode, encode};
 use roomtrace::verdict::model::Class;
+use wire::{handshake, message, metadata_from, status};
 
 const ROOM: u64 = 5_123_456_789_012_345_678;
 const ENGINE: u32 = 4711;
 const START: u64 = 1000 * SECOND;
 
-fn message(frames: &[&[u8]]) -> Vec<u8> {
-    let mut out = Vec::new();
-    for (i, frame) in frames.iter().enumerate() {
-        out.push(u8::from(i + 1 < frames.len()));
-        out.push(u8::try_from(frame.len()).unwrap());
-        out.extend_from_slice(frame);
-    }
-    out
-}
-
-fn greeting() -> Vec<u8> {
-    let mut out = vec![0xff, 0, 0, 0, 0, 0, 0, 0, 0, 0x7f, 3, 0];
-    out.extend_from_slice(b"NULL");
-    out.resize(64, 0);
-    out.extend_from_slice(b"\x04\x1a\x05READY\x0bSocket-Type\0\0\0\x04PUSH");
-    out
-}
-
 fn metadata(room: u64) -> Vec<u8> {
-    let index: Vec<u8> = (1u32..9).flat_map(u32::to_le_bytes).collect();
-    let room = room.to_string();
-    let (room, port) = (room.as_bytes(), b"41207");
-    message(&[room, b"10.0.0.2", port, b"10.0.0.2:15847", &index, b"3", b"", b"1", b"0", b""])
-}
-
-fn status(room: u64) -> Vec<u8> {
-    message(&[room.to_string().as_bytes(), b"4", b"0"])
+    metadata_from("10.0.0.2", room, 8, 1)
 }
 
 /// One end of a connection of the prefill engine.
@@ -101,8 +80,8 @@ impl Host {
             let change = StateChange { old, new: TcpState::Established, error: 0, sequence };
             host.event(&wire, What::State(change));
         }
-        host.receive(&greeting());
-        host.send(&greeting());
+        host.receive(&handshake());
+        host.send(&handshake());
         host
     }
 
