@@ -45,7 +45,9 @@ impl Default for Limits {
 pub enum Judgement {
     /// Control traffic: ship every call.
     Zmtp,
-    /// Nothing that is read here (HTTP, another protocol, another ZMTP socket type, encrypted).
+    /// HTTP of an engine or of a bootstrap server: ship the ends of what asks, and the beginning of what answers.
+    Http,
+    /// Nothing that is read here (another protocol, another ZMTP socket type, encrypted).
     Foreign,
 }
 
@@ -284,6 +286,7 @@ impl Control {
             What::Bytes(bytes) => self.bytes(event, &bytes, sink),
             What::State(change) => self.state(event, change, sink),
             What::Found(found) => self.found(event, &found, sink),
+            What::Trouble(_) | What::Stand(_) => {}
         }
     }
 

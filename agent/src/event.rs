@@ -97,6 +97,41 @@ pub enum Direction {
     Received,
 }
 
+/// One thing that a source delivers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event<'a> {
+    /// Something happened to a socket.
+    Socket(SocketEvent<'a>),
+    /// Something happened to a thread of an engine process.
+    Task(TaskEvent),
+}
+
+/// One thing that happened to one thread of an engine process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TaskEvent {
+    /// When.
+    pub at: Mono,
+    /// Which thread, of which process.
+    pub task: Task,
+    /// The thread's own name (that in `task` is its process's).
+    pub name: Comm,
+    /// What happened.
+    pub what: TaskChange,
+}
+
+/// The closed set of things that happen to a thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum TaskChange {
+    /// It has ended.
+    Exited {
+        /// As `wait` would have it (kernel: `task_struct.exit_code`): the signal in the low seven bits, the status above
+        /// the eighth. Of a thread that returned: 0.
+        code: u32,
+        /// It was the last of its process: the process is gone.
+        process: bool,
+    },
+}
+
 /// One thing that happened to one socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SocketEvent<'a> {
@@ -123,6 +158,10 @@ pub enum What<'a> {
     State(StateChange),
     /// A socket that was there before the source began to look.
     Found(Found),
+    /// TCP had trouble with it.
+    Trouble(Trouble),
+    /// Where it stands, because somebody asked.
+    Stand(Stand),
 }
 
 /// Bytes accepted by a send or returned by a receive.
@@ -143,11 +182,19 @@ pub struct Bytes<'a> {
     pub rcv_nxt: u32,
 }
 
-/// Bytes of a call, whole or not at all.
+/// Bytes of a call: whole, its two ends, or not at all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Body<'a> {
     /// All `len` bytes.
     Whole(&'a [u8]),
+    /// Of a call on an HTTP connection its first and its last bytes; together fewer than `len`, either may be empty. What
+    /// lies between them never leaves the kernel.
+    Ends {
+        /// The first bytes.
+        head: &'a [u8],
+        /// The last bytes.
+        tail: &'a [u8],
+    },
     /// Only the length is known.
     Absent(NotCaptured),
 }
@@ -173,11 +220,13 @@ pub enum NotCaptured {
     Budget,
     /// The packet was cut short by the capture's snap length.
     Snaplen,
+    /// The middle of a call, or a later call of an answer, on an HTTP connection: left out on purpose.
+    Middle,
 }
 
 impl NotCaptured {
     /// Every reason, in label order.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::TooLong,
         Self::Syscall,
         Self::KernelThread,
@@ -187,6 +236,7 @@ impl NotCaptured {
         Self::Fault,
         Self::Budget,
         Self::Snaplen,
+        Self::Middle,
     ];
 
     /// The label value.
@@ -201,6 +251,7 @@ impl NotCaptured {
             Self::Fault => "fault",
             Self::Budget => "budget",
             Self::Snaplen => "snaplen",
+            Self::Middle => "middle",
         }
     }
 }
@@ -286,4 +337,33 @@ pub struct Found {
     /// Sequence number of the first byte ever sent / received on it, where the kernel could tell it
     /// (`None`: not known, the stream is joined in its middle).
     pub base: Option<(u32, u32)>,
+}
+
+/// Trouble that TCP itself had with a socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trouble {
+    /// It sent again what was not acknowledged (kernel: tracepoint `tcp_retransmit_skb`).
+    Retransmitted {
+        /// First byte not acknowledged at that moment.
+        una: u32,
+        /// Behind the last byte accepted for sending.
+        write: u32,
+    },
+    /// It sent a reset (kernel: `tcp_send_reset`).
+    ResetSent,
+    /// It got a reset (kernel: `tcp_receive_reset`).
+    ResetReceived,
+}
+
+/// Where a socket stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stand {
+    /// Its state.
+    pub state: TcpState,
+    /// Sequence numbers: `write - una` bytes are not acknowledged, `rcv_nxt - copied` bytes are not read.
+    pub sequence: Sequence,
+    /// Behind the last byte that left: `write - sent` bytes wait in this host's kernel (`snd_nxt`).
+    pub sent: u32,
+    /// Retransmissions under way of the byte at `una` (`icsk_retransmits`).
+    pub retransmits: u32,
 }

@@ -9,8 +9,8 @@ use std::net::SocketAddr;
 use serde::{Deserialize, Serialize};
 
 use crate::control::{Control, Judgement, Limits, SavedControl};
-use crate::event::{Direction, Mono, SocketEvent, SocketId};
-use crate::rooms::model::{Away, Event, Input, Role};
+use crate::event::{Direction, Event as Happened, Mono, SocketEvent, SocketId};
+use crate::rooms::model::{Away, Event, FindingEvent, Input, Role};
 use crate::rooms::{self, RoomTable, SavedRooms, Survivors};
 use crate::sglang::message::{Flow, Message};
 
@@ -143,6 +143,24 @@ impl Pipeline {
     }
 
     /// Takes one event of a source.
+    pub fn take(&mut self, event: &Happened<'_>) {
+        match event {
+            Happened::Socket(event) => self.handle(event),
+            Happened::Task(event) => self.tell(&Input::Task(*event)),
+        }
+    }
+
+    /// Takes what is known from elsewhere than sockets: processes, threads, gauges.
+    pub fn tell(&mut self, input: &Input<'_>) {
+        self.rooms.handle(input, &mut self.events);
+    }
+
+    /// What happened to findings since the last call, in order.
+    pub fn finding_events(&mut self) -> std::vec::Drain<'_, FindingEvent> {
+        self.rooms.finding_events()
+    }
+
+    /// Takes one event of a socket.
     pub fn handle(&mut self, event: &SocketEvent<'_>) {
         let Self { control, rooms, events, wanted, wanted_dropped, processes, .. } = self;
         control.handle(event, &mut |input| {

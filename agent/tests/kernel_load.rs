@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use aya::programs::loaded_programs;
 use live::Pair;
-use roomtrace::event::{Body, Direction, SocketId, What};
+use roomtrace::event::{Body, Direction, Event, SocketId, What};
 use roomtrace::kernel::CaptureConfig;
 
 const PER_SECOND: u64 = 20_000;
@@ -110,6 +110,7 @@ struct Tally {
 
 fn drain(live: &mut live::Live, ids: [SocketId; 2], tallies: &mut [Tally; 2]) -> usize {
     live.capture.drain(1000, &mut |event| {
+        let Event::Socket(event) = event else { return };
         let What::Bytes(bytes) = event.what else { return };
         let Some(n) = ids.iter().position(|id| *id == event.socket) else { return };
         let tally = &mut tallies[n];

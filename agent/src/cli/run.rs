@@ -120,7 +120,7 @@ impl Agent {
                 self.capture.wait(WAIT).map_err(Failure::cannot_observe)?;
             }
             let Self { capture, pipeline, .. } = self;
-            more = capture.drain(BUDGET, &mut |event| pipeline.handle(&event)) == BUDGET;
+            more = capture.drain(BUDGET, &mut |event| pipeline.take(&event)) == BUDGET;
             let at = now();
             if at.since(ticked) >= TICK {
                 ticked = at;
@@ -142,7 +142,7 @@ impl Agent {
         }
         // What the ring still holds belongs to the last picture. Bounded: the hooks still fill it.
         let Self { capture, pipeline, .. } = self;
-        capture.drain(LAST, &mut |event| pipeline.handle(&event));
+        capture.drain(LAST, &mut |event| pipeline.take(&event));
         self.pipeline.tick(now());
         self.tell_exports();
         Ok(End::Fine)
@@ -192,6 +192,7 @@ impl Agent {
         for (socket, judgement) in pipeline.judgements() {
             let answer = match judgement {
                 Judgement::Zmtp => kernel::Judgement::Follow,
+                Judgement::Http => kernel::Judgement::Http,
                 Judgement::Foreign => kernel::Judgement::Foreign,
             };
             warn(capture.judge(socket, answer));
@@ -307,7 +308,7 @@ fn take_up(config: &Config, capture: &mut Capture, keeper: Option<&Keeper>) -> P
     let from = saved.at;
     let mut pipeline = Pipeline::restore(limits, rooms, saved, &survivors, now());
     // The sockets that are there wait in the ring, with what has moved since.
-    capture.drain(LAST, &mut |event| pipeline.handle(&event));
+    capture.drain(LAST, &mut |event| pipeline.take(&event));
     let at = now();
     let resumed = pipeline.returned(at);
     pipeline.tick(at);

@@ -75,6 +75,7 @@ pub(crate) fn room(number: u64) -> RoomSnapshot {
         restored: None,
         prefill: None,
         decode: None,
+        request: None,
         messages: SmallVec::new(),
         messages_dropped: 0,
         verdict: None,

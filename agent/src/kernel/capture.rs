@@ -17,7 +17,7 @@ use super::hook::{Hook, RefusedHook};
 use super::object::{self, chain, map};
 use super::ring::{Costs, Plain};
 use super::{offsets, record, sys};
-use crate::event::{NotCaptured, SocketEvent, SocketId};
+use crate::event::{Event, NotCaptured, SocketId};
 
 /// What to capture and how much of it.
 #[derive(Clone, Debug)]
@@ -61,6 +61,8 @@ impl Default for CaptureConfig {
 pub enum Judgement {
     /// It carries ZMTP that matters: ship it without limit.
     Follow,
+    /// It carries HTTP that matters: ship its ends.
+    Http,
     /// It carries something else: the kernel forgets it.
     Foreign,
 }
@@ -210,7 +212,7 @@ impl Capture {
     /// Hands at most `budget` events to `sink` and returns how many records it took; fewer than `budget` means
     /// that the ring is empty. Events of one socket come in the order in which they were recorded. Nothing is
     /// allocated, and the bytes are borrowed from the ring.
-    pub fn drain(&mut self, budget: usize, sink: &mut impl FnMut(SocketEvent<'_>)) -> usize {
+    pub fn drain(&mut self, budget: usize, sink: &mut impl FnMut(Event<'_>)) -> usize {
         let mut taken = 0;
         while taken < budget {
             let Some(item) = self.ring.next() else { break };
@@ -232,6 +234,7 @@ impl Capture {
     pub fn judge(&mut self, socket: SocketId, answer: Judgement) -> Result<(), KernelError> {
         let value = match answer {
             Judgement::Follow => judgement::ZMTP,
+            Judgement::Http => judgement::HTTP,
             Judgement::Foreign => judgement::FOREIGN,
         };
         self.judgements.insert(socket.0, value, 0).map_err(|e| KernelError::Map {
@@ -239,6 +242,47 @@ impl Capture {
             action: "update",
             why: chain(&e),
         })
+    }
+
+    /// From now on counts this process, which is no engine process by its name, among the engine processes: its listeners
+    /// and what they accept are followed, its threads' ends reported. `false`: the table (1024) is full; counted. Its
+    /// sockets that are open already come with the next [`search`](Self::search).
+    ///
+    /// # Errors
+    ///
+    /// [`KernelError::Map`] where the kernel refuses the update for another reason.
+    #[allow(
+        clippy::unused_self,
+        clippy::unnecessary_wraps,
+        clippy::needless_pass_by_ref_mut,
+        reason = "to come"
+    )]
+    pub fn watch_process(&mut self, pid: u32) -> Result<bool, KernelError> {
+        let _ = pid;
+        Ok(false)
+    }
+
+    /// Counts it among them no longer.
+    #[allow(clippy::unused_self, clippy::needless_pass_by_ref_mut, reason = "to come")]
+    pub fn forget_process(&mut self, pid: u32) {
+        let _ = pid;
+    }
+
+    /// Asks where these sockets (at most 64) stand: the answers ([`crate::event::What::Stand`]) are in the ring when this
+    /// returns. Those that are no more give none. Costs a walk over the open files of engine processes.
+    ///
+    /// # Errors
+    ///
+    /// [`KernelError::Search`], [`KernelError::Map`].
+    #[allow(
+        clippy::unused_self,
+        clippy::unnecessary_wraps,
+        clippy::needless_pass_by_ref_mut,
+        reason = "to come"
+    )]
+    pub fn ask(&mut self, sockets: &[SocketId]) -> Result<(), KernelError> {
+        let _ = sockets;
+        Ok(())
     }
 
     /// From now on reports connect attempts to this endpoint, with their result, whoever makes them. `false`:

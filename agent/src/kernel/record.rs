@@ -1,4 +1,4 @@
-//! One record of the ring → one [`SocketEvent`]. Copies the head, borrows the bytes.
+//! One record of the ring → one [`Event`]. Copies the head, borrows the bytes.
 //!
 //! Pure: no I/O, no clock. Any bytes give an event or `None`, never a panic.
 
@@ -7,12 +7,12 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use roomtrace_common::{RECORD, Record, direction, flag, kind, reason};
 
 use crate::event::{
-    Addresses, Body, Bytes, Comm, Direction, Found, Mono, NotCaptured, Sequence, SocketEvent, SocketId,
-    StateChange, Task, TcpState, What,
+    Addresses, Body, Bytes, Comm, Direction, Event, Found, Mono, NotCaptured, Sequence, SocketEvent,
+    SocketId, StateChange, Task, TcpState, What,
 };
 
 /// The event in `item`, or `None` when it is none that this version knows.
-pub(super) fn decode(item: &[u8]) -> Option<SocketEvent<'_>> {
+pub(super) fn decode(item: &[u8]) -> Option<Event<'_>> {
     let (head, rest) = item.split_at_checked(RECORD)?;
     let record = super::ring::record(head)?;
     let what = match record.kind {
@@ -30,7 +30,7 @@ pub(super) fn decode(item: &[u8]) -> Option<SocketEvent<'_>> {
         }),
         _ => return None,
     };
-    Some(SocketEvent {
+    Some(Event::Socket(SocketEvent {
         at: Mono(record.at),
         socket: SocketId(record.cookie),
         netns: record.ends.netns,
@@ -45,7 +45,7 @@ pub(super) fn decode(item: &[u8]) -> Option<SocketEvent<'_>> {
             cgroup: record.caller.cgroup,
         }),
         what,
-    })
+    }))
 }
 
 fn bytes<'a>(record: &Record, rest: &'a [u8]) -> Option<Bytes<'a>> {
@@ -133,7 +133,9 @@ mod tests {
         let record = Record { kind: kind::BYTES, len: 5, ..Record::default() };
         assert!(decode(&raw(&record, b"1234")).is_none());
         let item = raw(&record, b"12345---");
-        let What::Bytes(bytes) = decode(&item).unwrap().what else { panic!() };
+        let Event::Socket(SocketEvent { what: What::Bytes(bytes), .. }) = decode(&item).unwrap() else {
+            panic!()
+        };
         assert_eq!(bytes.body, Body::Whole(b"12345"));
     }
 

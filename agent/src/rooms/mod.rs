@@ -6,17 +6,21 @@
 mod assess;
 mod connections;
 pub mod counts;
+mod engines;
 mod estimate;
 mod facts;
+pub mod findings;
 mod messages;
 pub mod model;
 mod peers;
+mod requests;
 mod room;
 mod saved;
 mod slab;
 mod snapshot;
 mod status;
 pub mod table;
+mod threads;
 mod transport;
 mod wheel;
 

@@ -6,9 +6,10 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
-use crate::event::{Addresses, Direction, Mono, SocketId, StateChange, Task};
+use crate::event::{Addresses, Direction, Mono, SocketId, Stand, StateChange, Task, TaskEvent, Trouble};
+use crate::http::event as web;
 use crate::sglang::message::{Backend, Decoded, Kind, KvPoll, Releases};
-use crate::verdict::model::Verdict;
+use crate::verdict::model::{Finding, Verdict};
 
 /// Which side of the hand-over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -104,6 +105,229 @@ pub enum Input<'a> {
         /// First byte not acknowledged.
         una: u32,
     },
+    /// Something about a request at an engine's HTTP port.
+    Request {
+        /// When.
+        at: Mono,
+        /// On which connection.
+        connection: Connection,
+        /// `connection.socket` is the server's end (an engine that is asked), not the client's (one that asks).
+        server: bool,
+        /// Which request of this connection.
+        n: u64,
+        /// What.
+        step: RequestStep<'a>,
+    },
+    /// Something about a bootstrap server.
+    Bootstrap {
+        /// When.
+        at: Mono,
+        /// On which connection.
+        connection: Connection,
+        /// `connection.socket` is the server's end.
+        server: bool,
+        /// Which request of this connection.
+        n: u64,
+        /// What.
+        step: BootstrapStep<'a>,
+    },
+    /// A connection of an engine turned out not to be readable.
+    Unreadable {
+        /// When.
+        at: Mono,
+        /// On which connection.
+        connection: Connection,
+        /// Why.
+        why: Unreadable,
+    },
+    /// A thread or process of an engine has ended.
+    Task(TaskEvent),
+    /// TCP had trouble with a connection.
+    Trouble {
+        /// When.
+        at: Mono,
+        /// On which connection.
+        connection: Connection,
+        /// What.
+        trouble: Trouble,
+    },
+    /// Where a connection stands, because [`crate::rooms::RoomTable::asks`] wanted to know.
+    Stand {
+        /// When.
+        at: Mono,
+        /// Which.
+        socket: SocketId,
+        /// How.
+        stand: Stand,
+    },
+    /// A process of an engine, as the host's process table has it: once when it is first seen, again when it changed.
+    Process {
+        /// When.
+        at: Mono,
+        /// It.
+        process: &'a EngineProcess,
+    },
+    /// What an engine says of itself in numbers, or that it could not be asked.
+    Gauges {
+        /// When.
+        at: Mono,
+        /// They.
+        gauges: &'a EngineGauges,
+    },
+}
+
+/// A step in the life of a request for work (`/generate` and its like), in this order; any but the first may be missing.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum RequestStep<'a> {
+    /// Its last byte has passed, and this is what it says. One without a room is told as well.
+    Asked {
+        /// When its head was whole.
+        begun: Mono,
+        /// Rooms and ids.
+        work: &'a web::Work,
+    },
+    /// The first byte of the answer's body.
+    FirstBodyByte,
+    /// The answer is over.
+    Answered {
+        /// Its status; `None`: not seen.
+        status: Option<u16>,
+        /// How the end is known. [`web::AnswerEnd::Unseen`]: it may not have been all.
+        how: web::AnswerEnd,
+        /// What it says.
+        outcome: web::Outcome,
+    },
+    /// The connection ended before the answer did.
+    HungUp {
+        /// Who ended it.
+        by: web::Side,
+        /// The head of the answer had been seen.
+        answer_begun: bool,
+    },
+    /// From here on nothing is known of it: its answer may have passed unseen.
+    OutOfSight,
+    /// A call that stops, starts or changes the engine. It has taken effect when `status` is 200.
+    Control {
+        /// Which.
+        call: &'a web::Control,
+        /// `None`: it was only asked for; else it was answered so.
+        status: Option<u16>,
+    },
+}
+
+/// What passes between a rank and a bootstrap server.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum BootstrapStep<'a> {
+    /// A prefill rank registers (answered with 200).
+    Rank(&'a web::RankRegistration),
+    /// Decode asks.
+    Query(&'a web::RouteQuery),
+    /// It was told where a rank is.
+    RankIs(SocketAddr),
+    /// It was told the topology.
+    Topology(&'a web::Topology),
+    /// `/register_dp_rank`: this room is this DP rank's.
+    DpRank {
+        /// Room.
+        room: u64,
+        /// DP rank.
+        rank: u32,
+    },
+    /// `/query_dp_ranks` was answered: DP ranks by room.
+    DpRanks(&'a [(u64, u32)]),
+    /// It was answered otherwise.
+    Refused(u16),
+    /// The connection ended without an answer.
+    HungUp(web::Side),
+    /// From here on nothing is known of it.
+    OutOfSight,
+}
+
+/// Why a connection of an engine cannot be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum Unreadable {
+    /// TLS.
+    Tls,
+    /// HTTP/2 (gRPC).
+    Http2,
+    /// CURVE, PLAIN or GSSAPI of ZMTP.
+    ZmtpMechanism,
+    /// ZMTP 1.0 or 2.0.
+    ZmtpVersion,
+    /// Calls whose bytes cannot be had (io_uring, splice, …).
+    Calls,
+    /// Neither ZMTP nor HTTP.
+    Other,
+}
+
+impl Unreadable {
+    /// Every cause, in label order.
+    pub const ALL: [Self; 6] =
+        [Self::Tls, Self::Http2, Self::ZmtpMechanism, Self::ZmtpVersion, Self::Calls, Self::Other];
+
+    /// Label value.
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Tls => "tls",
+            Self::Http2 => "http2",
+            Self::ZmtpMechanism => "zmtp_mechanism",
+            Self::ZmtpVersion => "zmtp_version",
+            Self::Calls => "calls",
+            Self::Other => "other",
+        }
+    }
+}
+
+/// One process of an engine.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EngineProcess {
+    /// Process id, host numbering.
+    pub pid: u32,
+    /// The process at the top of its engine, which serves HTTP. Its own id where it is that process, or alone.
+    pub server: u32,
+    /// Start time in clock ticks since boot (`/proc/PID/stat`, field 22): with `pid` it names a process for good.
+    pub started: u64,
+    /// `comm`.
+    pub comm: String,
+    /// Role, where its arguments tell (`--disaggregation-mode`).
+    pub role: Option<Role>,
+    /// Ranks that its title names ("TP0", "DP1 TP3 PP0"), as the engine writes them.
+    pub ranks: Option<String>,
+    /// Port of the engine's HTTP server, where its arguments tell (`--port`; SGLang's default is 30000).
+    pub http_port: Option<u16>,
+    /// Where it runs.
+    pub place: Place,
+}
+
+/// Where a process runs, from its cgroup path (`/proc/PID/cgroup`).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Place {
+    /// Container id (64 hex digits).
+    pub container: Option<String>,
+    /// Kubernetes pod uid.
+    pub pod_uid: Option<String>,
+}
+
+/// Numbers of one engine at one moment (`/v1/loads` or `/metrics`).
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct EngineGauges {
+    /// Process that serves HTTP.
+    pub server: u32,
+    /// Its role as it says.
+    pub role: Option<Role>,
+    /// Its release as it says.
+    pub version: Option<String>,
+    /// Requests whose KV is being handed over (prefill: `num_prefill_inflight_queue_reqs`), summed over DP ranks, not
+    /// over TP ranks.
+    pub inflight: Option<u64>,
+    /// Requests waiting to be computed.
+    pub waiting: Option<u64>,
+    /// Requests running.
+    pub running: Option<u64>,
+    /// Something that grows while the engine computes (`total_prefill_busy_us`, `total_prefill_uncached_tokens`).
+    pub progress: Option<u64>,
+    /// Why it could not be asked.
+    pub error: Option<String>,
 }
 
 /// How much of a room's life was seen.
@@ -285,6 +509,8 @@ pub struct RoomSnapshot {
     pub prefill: Option<View>,
     /// As decode on this host sees it.
     pub decode: Option<View>,
+    /// The request behind it, as far as it was seen at HTTP ports of this host.
+    pub request: Option<RequestView>,
     /// Its messages in order of arrival, bounded; `messages_dropped` more were not kept.
     pub messages: SmallVec<[MessageMark; 4]>,
     /// Messages not kept.
@@ -306,6 +532,66 @@ impl RoomSnapshot {
     }
 }
 
+/// The request behind a room.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RequestView {
+    /// Request id, where one was seen.
+    pub rid: Option<Box<str>>,
+    /// At prefill's HTTP port.
+    pub prefill: Option<LegView>,
+    /// At decode's HTTP port.
+    pub decode: Option<LegView>,
+}
+
+/// One engine's part of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LegView {
+    /// Head of the request.
+    pub begun: Mono,
+    /// First byte of the answer's body.
+    pub first_byte: Option<Mono>,
+    /// When it was over, and how.
+    pub ended: Option<(Mono, LegEnd)>,
+    /// Status of the answer.
+    pub status: Option<u16>,
+    /// It has been lost sight of: no end does not mean that it is open.
+    pub out_of_sight: bool,
+}
+
+/// How one engine's part of a request ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum LegEnd {
+    /// Answered to the last byte, with a generation.
+    Finished,
+    /// Answered, with an abort.
+    Aborted,
+    /// Answered, with an error.
+    Error,
+    /// Answered, and nothing visible says with what.
+    Answered,
+    /// The client hung up.
+    ClientHungUp,
+    /// The engine hung up.
+    EngineHungUp,
+    /// The connection ended, and nothing tells who ended it.
+    HungUp,
+}
+
+impl LegEnd {
+    /// JSON value.
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Finished => "finished",
+            Self::Aborted => "aborted",
+            Self::Error => "error",
+            Self::Answered => "answered",
+            Self::ClientHungUp => "client_hung_up",
+            Self::EngineHungUp => "engine_hung_up",
+            Self::HungUp => "hung_up",
+        }
+    }
+}
+
 /// What happened to a room that others must hear of. Cheap to copy: several outputs take the same picture.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
@@ -318,6 +604,32 @@ pub enum Event {
     Recovered(Arc<RoomSnapshot>),
     /// A room ended (`recovered` says whether it was pinned before).
     Closed(Arc<RoomSnapshot>),
+}
+
+/// What happened to a finding that others must hear of.
+#[derive(Clone, Debug, PartialEq)]
+pub enum FindingEvent {
+    /// Something is wrong with an engine, or several rooms share a cause.
+    Opened(Arc<Finding>),
+    /// It is over.
+    Closed(Arc<Finding>),
+}
+
+impl FindingEvent {
+    /// The finding.
+    pub fn finding(&self) -> &Finding {
+        match self {
+            Self::Opened(f) | Self::Closed(f) => f,
+        }
+    }
+
+    /// JSON value of `event`.
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::Opened(_) => "finding_opened",
+            Self::Closed(_) => "finding_closed",
+        }
+    }
 }
 
 impl Event {

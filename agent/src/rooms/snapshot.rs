@@ -34,6 +34,7 @@ impl RoomTable {
             restored: self.restored(room),
             prefill: room.has_prefill.then(|| self.view(room, Role::Prefill)),
             decode: room.has_decode.then(|| self.view(room, Role::Decode)),
+            request: None,
             messages: room.marks.iter().map(|m| self.message_mark(m)).collect(),
             messages_dropped: room.marks_dropped,
             verdict: verdict.map(Box::new),

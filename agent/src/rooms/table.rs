@@ -14,7 +14,7 @@ use crate::event::{Mono, SECOND};
 use crate::rooms::connections::{Awaited, Connections};
 use crate::rooms::counts::{Counters, Gauges, MAX_INSTANCES, OpenGauge, PinnedGauge, Tally};
 use crate::rooms::estimate::Rule;
-use crate::rooms::model::{Away, Event, Input, Outcome, Role, RoomSnapshot};
+use crate::rooms::model::{Away, Event, FindingEvent, Input, Outcome, Role, RoomSnapshot};
 use crate::rooms::peers::{EndpointId, Peers};
 use crate::rooms::room::Room;
 use crate::rooms::slab::{Closed, Numbers, Slab, Tomb};
@@ -144,6 +144,8 @@ pub struct RoomTable {
     /// When a room was last turned away for lack of space.
     pub(crate) turned_away_at: Option<Mono>,
     pub(crate) scratch: Vec<Awaited>,
+    /// Not fetched yet.
+    pub(crate) finding_events: Vec<FindingEvent>,
     /// When nobody looked, where this table goes on where another left off.
     pub(crate) away: Option<Away>,
 }
@@ -168,6 +170,7 @@ impl RoomTable {
             tally: Tally::default(),
             turned_away_at: None,
             scratch: Vec::new(),
+            finding_events: Vec::new(),
             away: None,
         }
     }
@@ -195,6 +198,38 @@ impl RoomTable {
             Input::Acknowledged { at, socket, una } => {
                 self.advance(*at, out);
                 self.acknowledged(*at, *socket, *una, out);
+            }
+            Input::Request { at, connection, server, n, step } => {
+                self.advance(*at, out);
+                self.request(*at, connection, *server, *n, step, out);
+            }
+            Input::Bootstrap { at, connection, server, n, step } => {
+                self.advance(*at, out);
+                self.bootstrap_step(*at, connection, *server, *n, step, out);
+            }
+            Input::Unreadable { at, connection, why } => {
+                self.advance(*at, out);
+                self.unreadable(*at, connection, *why, out);
+            }
+            Input::Task(task) => {
+                self.advance(task.at, out);
+                self.task(task, out);
+            }
+            Input::Trouble { at, connection, trouble } => {
+                self.advance(*at, out);
+                self.trouble(*at, connection, *trouble, out);
+            }
+            Input::Stand { at, socket, stand } => {
+                self.advance(*at, out);
+                self.stand(*at, *socket, stand, out);
+            }
+            Input::Process { at, process } => {
+                self.advance(*at, out);
+                self.process(*at, process, out);
+            }
+            Input::Gauges { at, gauges } => {
+                self.advance(*at, out);
+                self.gauged(*at, gauges, out);
             }
         }
     }

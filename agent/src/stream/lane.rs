@@ -204,6 +204,7 @@ impl Lane {
     fn hold(&mut self, start: u64, call: &Call<'_>, held: &mut Held, out: &mut dyn FnMut(Piece<'_>)) {
         let body = match call.body {
             Body::Whole(bytes) => Ok(bytes.into()),
+            Body::Ends { .. } => Err(NotCaptured::Middle),
             Body::Absent(reason) => Err(reason),
         };
         let waiting = Waiting { at: call.at, start, len: call.len, body };
@@ -255,6 +256,7 @@ impl Lane {
 fn piece(at: Mono, start: u64, len: u32, body: Body<'_>) -> Piece<'_> {
     match body {
         Body::Whole(bytes) => Piece::Bytes { at, start: low(start), bytes },
+        Body::Ends { .. } => Piece::Skip { at, start: low(start), len, reason: NotCaptured::Middle },
         Body::Absent(reason) => Piece::Skip { at, start: low(start), len, reason },
     }
 }

@@ -30,16 +30,28 @@ pub enum Class {
     EngineStalled,
     ConcludedButHeld,
     StagingReplyMissing,
+    /// Without a room: a request in the engine's inflight queue that no room explains (M39, M42).
+    LocalGhost,
     /// Not pins.
     Queued,
+    Paused,
     CompletionNotObservable,
     NotApplicable,
     Unknown,
+    /// Findings of an engine, never of a room.
+    AbortUnanswered,
+    SessionBlacklisted,
+    GaugeUnexplained,
+    ThreadDied,
+    EnginePaused,
+    NothingReadable,
+    RankNotRegistered,
+    QueryUnanswered,
 }
 
 impl Class {
     /// Every class.
-    pub const ALL: [Self; 21] = [
+    pub const ALL: [Self; 31] = [
         Self::AbortBeforeEntry,
         Self::MetadataIncomplete,
         Self::AwaitingPrefill,
@@ -57,10 +69,20 @@ impl Class {
         Self::EngineStalled,
         Self::ConcludedButHeld,
         Self::StagingReplyMissing,
+        Self::LocalGhost,
         Self::Queued,
+        Self::Paused,
         Self::CompletionNotObservable,
         Self::NotApplicable,
         Self::Unknown,
+        Self::AbortUnanswered,
+        Self::SessionBlacklisted,
+        Self::GaugeUnexplained,
+        Self::ThreadDied,
+        Self::EnginePaused,
+        Self::NothingReadable,
+        Self::RankNotRegistered,
+        Self::QueryUnanswered,
     ];
 
     /// JSON, label and `error.type` value.
@@ -83,16 +105,42 @@ impl Class {
             Self::EngineStalled => "engine_stalled",
             Self::ConcludedButHeld => "concluded_but_held",
             Self::StagingReplyMissing => "staging_reply_missing",
+            Self::LocalGhost => "local_ghost",
             Self::Queued => "queued",
+            Self::Paused => "paused",
             Self::CompletionNotObservable => "completion_not_observable",
             Self::NotApplicable => "not_applicable",
             Self::Unknown => "unknown",
+            Self::AbortUnanswered => "abort_unanswered",
+            Self::SessionBlacklisted => "session_blacklisted",
+            Self::GaugeUnexplained => "gauge_unexplained",
+            Self::ThreadDied => "thread_died",
+            Self::EnginePaused => "engine_paused",
+            Self::NothingReadable => "nothing_readable",
+            Self::RankNotRegistered => "rank_not_registered",
+            Self::QueryUnanswered => "query_unanswered",
         }
     }
 
     /// Whether a room with this class counts as pinned.
     pub const fn pins(self) -> bool {
-        !matches!(self, Self::Queued | Self::CompletionNotObservable | Self::NotApplicable | Self::Unknown)
+        !matches!(
+            self,
+            Self::Queued
+                | Self::Paused
+                | Self::CompletionNotObservable
+                | Self::NotApplicable
+                | Self::Unknown
+                | Self::LocalGhost
+                | Self::AbortUnanswered
+                | Self::SessionBlacklisted
+                | Self::GaugeUnexplained
+                | Self::ThreadDied
+                | Self::EnginePaused
+                | Self::NothingReadable
+                | Self::RankNotRegistered
+                | Self::QueryUnanswered
+        )
     }
 }
 
@@ -193,6 +241,32 @@ pub struct Verdict {
     pub group: u64,
     /// Since when it holds.
     pub since: Mono,
+}
+
+/// Something wrong with an engine, or the common cause of several pinned rooms: one dead worker is one finding with as
+/// many rooms as it pins.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    /// Names the cause; that of a pinned room's verdict where it has rooms. The same on every run and after a restart.
+    pub group: u64,
+    /// Class.
+    pub class: Class,
+    /// How sure.
+    pub confidence: Confidence,
+    /// The engine, or the rank, that it is about.
+    pub engine: Party,
+    /// Rooms that hang on it, oldest first, at most 100.
+    pub rooms: Vec<u64>,
+    /// How many there are.
+    pub room_count: u32,
+    /// Since when.
+    pub since: Mono,
+    /// When it ended.
+    pub closed_at: Option<Mono>,
+    /// Facts it rests on, one sentence each.
+    pub evidence: Vec<String>,
+    /// What to do.
+    pub actions: Vec<Action>,
 }
 
 /// Known upstream reports are matched by class, backend and release (`verdict/known_issues.json`).

@@ -54,6 +54,14 @@ pub(crate) fn told(input: &Input<'_>) -> Told {
         Input::Lossy { direction, bytes, .. } => Told::Lossy { direction: *direction, bytes: *bytes },
         Input::State { change, .. } => Told::State(change.old, change.new),
         Input::Acknowledged { una, .. } => Told::Acknowledged(*una),
+        Input::Request { .. } => Told::Other("request"),
+        Input::Bootstrap { .. } => Told::Other("bootstrap"),
+        Input::Unreadable { why, .. } => Told::Other(why.label()),
+        Input::Task(_) => Told::Other("task"),
+        Input::Trouble { .. } => Told::Other("trouble"),
+        Input::Stand { .. } => Told::Other("stand"),
+        Input::Process { .. } => Told::Other("process"),
+        Input::Gauges { .. } => Told::Other("gauges"),
     }
 }
 

@@ -35,6 +35,7 @@ impl From<SocketEvent<'_>> for Event {
                 let body = match body {
                     Body::Whole(b) => Ok(b.to_vec()),
                     Body::Absent(why) => Err(why),
+                    Body::Ends { .. } => unreachable!("a packet has all its bytes or none"),
                 };
                 assert!(len > 0);
                 assert!(body.as_ref().map_or(true, |b| b.len() == len as usize), "a whole body is whole");
@@ -44,6 +45,7 @@ impl From<SocketEvent<'_>> for Event {
                 Said::State { old, new, error, sequence }
             }
             What::Found(found) => Said::Found(found),
+            What::Trouble(_) | What::Stand(_) => unreachable!("a capture tells of neither"),
         };
         Self { at: e.at, socket: e.socket, local: e.addresses.local, peer: e.addresses.peer, said }
     }

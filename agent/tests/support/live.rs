@@ -23,7 +23,8 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use roomtrace::event::{
-    Addresses, Body, Direction, Found, NotCaptured, SocketEvent, SocketId, StateChange, Task, TcpState, What,
+    Addresses, Body, Direction, Event, Found, NotCaptured, SocketEvent, SocketId, Stand, StateChange, Task,
+    TaskEvent, TcpState, Trouble, What,
 };
 use roomtrace::kernel::{Capture, CaptureConfig, KernelError};
 
@@ -45,22 +46,32 @@ pub enum Kept {
     Bytes { direction: Direction, end: u32, len: u32, body: Result<Vec<u8>, NotCaptured> },
     State(StateChange),
     Found(Found),
+    Ends { direction: Direction, end: u32, len: u32, head: Vec<u8>, tail: Vec<u8> },
+    Trouble(Trouble),
+    Stand(Stand),
 }
 
 impl Seen {
     pub fn of(event: SocketEvent<'_>) -> Self {
         let what = match event.what {
-            What::Bytes(b) => Kept::Bytes {
-                direction: b.direction,
-                end: b.end,
-                len: b.len,
-                body: match b.body {
+            What::Bytes(b) => {
+                let (direction, end, len) = (b.direction, b.end, b.len);
+                let body = match b.body {
                     Body::Whole(bytes) => Ok(bytes.to_vec()),
                     Body::Absent(why) => Err(why),
-                },
-            },
+                    Body::Ends { head, tail } => {
+                        let (head, tail) = (head.to_vec(), tail.to_vec());
+                        let what = Kept::Ends { direction, end, len, head, tail };
+                        let (socket, netns, task) = (event.socket, event.netns, event.task);
+                        return Self { socket, netns, addresses: event.addresses, task, what };
+                    }
+                };
+                Kept::Bytes { direction, end, len, body }
+            }
             What::State(s) => Kept::State(s),
             What::Found(f) => Kept::Found(f),
+            What::Trouble(t) => Kept::Trouble(t),
+            What::Stand(s) => Kept::Stand(s),
         };
         Self { socket: event.socket, netns: event.netns, addresses: event.addresses, task: event.task, what }
     }
@@ -77,12 +88,13 @@ impl Seen {
 pub struct Live {
     pub capture: Capture,
     pub events: Vec<Seen>,
+    pub tasks: Vec<TaskEvent>,
 }
 
 /// A capture, or `None` after saying that this machine cannot (which fails in CI).
 pub fn start(config: &CaptureConfig) -> Option<Live> {
     match Capture::start(config) {
-        Ok(capture) => Some(Live { capture, events: Vec::new() }),
+        Ok(capture) => Some(Live { capture, events: Vec::new(), tasks: Vec::new() }),
         Err(
             e @ (KernelError::NotPrivileged { .. } | KernelError::NoBpf { .. } | KernelError::NoHook { .. }),
         ) => {
@@ -103,6 +115,7 @@ pub fn shared() -> Option<MutexGuard<'static, Live>> {
     let mut live = live.lock().unwrap_or_else(PoisonError::into_inner);
     live.drain();
     live.events.clear();
+    live.tasks.clear();
     Some(live)
 }
 
@@ -115,8 +128,12 @@ pub fn skip(why: &str) {
 impl Live {
     /// Takes everything that is in the ring.
     pub fn drain(&mut self) {
-        let events = &mut self.events;
-        while self.capture.drain(1000, &mut |event| events.push(Seen::of(event))) > 0 {}
+        let Self { capture, events, tasks } = self;
+        let mut keep = |event: Event<'_>| match event {
+            Event::Socket(event) => events.push(Seen::of(event)),
+            Event::Task(event) => tasks.push(event),
+        };
+        while capture.drain(1000, &mut keep) > 0 {}
     }
 
     /// Takes events until `enough` or a generous time has passed.

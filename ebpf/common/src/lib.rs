@@ -34,6 +34,22 @@ pub mod kind {
     pub const STATE: u8 = 2;
     /// A socket that was there before.
     pub const FOUND: u8 = 3;
+    /// Where a socket stands, because user space asked.
+    pub const STAND: u8 = 4;
+    /// TCP had trouble ([`crate::trouble`] in `old`).
+    pub const TROUBLE: u8 = 5;
+    /// A thread has ended.
+    pub const EXIT: u8 = 6;
+}
+
+/// [`Record::old`] of a [`kind::TROUBLE`].
+pub mod trouble {
+    /// Sent again.
+    pub const RETRANSMITTED: u8 = 1;
+    /// Sent a reset.
+    pub const RESET_SENT: u8 = 2;
+    /// Got a reset.
+    pub const RESET_RECEIVED: u8 = 3;
 }
 
 /// [`Record::direction`], and index of the two directions wherever there is an array of two.
@@ -221,6 +237,8 @@ pub mod judgement {
     pub const ZMTP: u32 = 1;
     /// Forget it.
     pub const FOREIGN: u32 = 2;
+    /// Follow it as HTTP.
+    pub const HTTP: u32 = 3;
 }
 
 /// An address and port to which connect attempts are reported.
