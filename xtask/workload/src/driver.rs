@@ -254,6 +254,14 @@ impl Output {
         writeln!(self.truth, "{value}").context("write the truth file")
     }
 
+    /// Writes out what is still in memory.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub(crate) fn flush(&mut self) -> Result<()> {
+        self.truth.flush().context("write the truth file")
+    }
+
     /// Names the ranks in the truth file and in `ready`, then waits for `go` to exist.
     ///
     /// # Errors

@@ -83,6 +83,8 @@ pub(crate) fn run(
     if got != sent {
         bail!("sent {sent}, received {got}");
     }
+    // Whoever reads the line reads the file next.
+    output.flush()?;
     let seconds = took.as_secs_f64();
     println!("sent {sent} messages in {seconds:.1} s, {rate}/s asked for, all received");
     Ok(())
