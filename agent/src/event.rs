@@ -257,7 +257,7 @@ impl NotCaptured {
 }
 
 /// TCP states, by the kernel's numbers (`include/net/tcp_states.h`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[repr(u8)]
 #[allow(missing_docs, reason = "the names are the protocol's own")]
 pub enum TcpState {
@@ -301,7 +301,7 @@ impl TcpState {
 /// A change of TCP state. `SynSent → Established` is a connection this side opened, `SynRecv → Established`
 /// one it accepted, `SynSent → Close` with error 111 one that was refused, `Established → Close` with 104 a
 /// reset, `Established → CloseWait` a FIN from the peer, `Listen → Close` a listener that went away.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StateChange {
     /// State before.
     pub old: TcpState,
@@ -314,7 +314,7 @@ pub struct StateChange {
 }
 
 /// Sequence numbers of one socket at one moment (absolute, 32 bits, wrapping).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sequence {
     /// Behind the last byte accepted for sending (`write_seq`; a FIN counts one).
     pub write: u32,
@@ -340,7 +340,7 @@ pub struct Found {
 }
 
 /// Trouble that TCP itself had with a socket.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Trouble {
     /// It sent again what was not acknowledged (kernel: tracepoint `tcp_retransmit_skb`).
     Retransmitted {
@@ -356,7 +356,7 @@ pub enum Trouble {
 }
 
 /// Where a socket stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stand {
     /// Its state.
     pub state: TcpState,

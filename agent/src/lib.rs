@@ -18,6 +18,7 @@ pub mod http;
 pub mod kernel;
 pub mod pipeline;
 pub mod replay;
+pub mod room_text;
 pub mod rooms;
 pub mod sglang;
 pub mod state;

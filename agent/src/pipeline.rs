@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::control::{Control, Judgement, Limits, SavedControl};
 use crate::event::{Direction, Event as Happened, Mono, SocketEvent, SocketId};
+use crate::replay::recorded::Recorder;
 use crate::rooms::model::{Away, Event, FindingEvent, Input, Role};
 use crate::rooms::{self, RoomTable, SavedRooms, Survivors};
 use crate::sglang::message::{Flow, Message};
@@ -69,6 +70,7 @@ pub struct Pipeline {
     told: u64,
     /// Rooms taken over, until the source has found what is there.
     returning: Option<u64>,
+    recorder: Option<Recorder>,
 }
 
 impl Pipeline {
@@ -83,6 +85,7 @@ impl Pipeline {
             processes: BTreeMap::new(),
             told: 0,
             returning: None,
+            recorder: None,
         }
     }
 
@@ -152,7 +155,21 @@ impl Pipeline {
 
     /// Takes what is known from elsewhere than sockets: processes, threads, gauges.
     pub fn tell(&mut self, input: &Input<'_>) {
+        if let Some(recorder) = &mut self.recorder {
+            recorder.record(input);
+        }
+        meet(input, &mut self.processes);
         self.rooms.handle(input, &mut self.events);
+    }
+
+    /// From now on what the rooms are told is taken down as well.
+    pub fn record(&mut self, recorder: Recorder) {
+        self.recorder = Some(recorder);
+    }
+
+    /// What was taken down.
+    pub const fn recorder(&mut self) -> Option<&mut Recorder> {
+        self.recorder.as_mut()
     }
 
     /// What happened to findings since the last call, in order.
@@ -162,8 +179,11 @@ impl Pipeline {
 
     /// Takes one event of a socket.
     pub fn handle(&mut self, event: &SocketEvent<'_>) {
-        let Self { control, rooms, events, wanted, wanted_dropped, processes, .. } = self;
+        let Self { control, rooms, events, wanted, wanted_dropped, processes, recorder, .. } = self;
         control.handle(event, &mut |input| {
+            if let Some(recorder) = recorder {
+                recorder.record(&input);
+            }
             want(&input, wanted, wanted_dropped);
             meet(&input, processes);
             rooms.handle(&input, events);
@@ -172,8 +192,13 @@ impl Pipeline {
 
     /// Lets time pass. To be called about every 100 ms.
     pub fn tick(&mut self, now: Mono) {
-        let Self { control, rooms, events, .. } = self;
-        control.tick(now, &mut |input| rooms.handle(&input, events));
+        let Self { control, rooms, events, recorder, .. } = self;
+        control.tick(now, &mut |input| {
+            if let Some(recorder) = recorder {
+                recorder.record(&input);
+            }
+            rooms.handle(&input, events);
+        });
         rooms.tick(now, events);
     }
 

@@ -96,6 +96,8 @@ pub struct Config {
     pub http: Http,
     /// What a restarted agent goes on from.
     pub state: State,
+    /// What is kept to be replayed later.
+    pub record: Record,
 }
 
 /// What to watch.
@@ -179,6 +181,22 @@ impl Default for State {
     }
 }
 
+/// What is kept to be replayed later.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Record {
+    /// The file; `None`: nothing is kept.
+    pub file: Option<PathBuf>,
+    /// Bytes at most; older ones go first.
+    pub bytes: u64,
+}
+
+impl Default for Record {
+    fn default() -> Self {
+        Self { file: None, bytes: 256 << 20 }
+    }
+}
+
 /// HTTP server of the agent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -252,7 +270,12 @@ impl Config {
 
     /// The first value that cannot be used though it is of the right type.
     fn problem(&self) -> Option<Problem> {
-        self.capture.problem().or_else(|| self.rooms.problem()).or_else(|| self.export.problem())
+        let few = self.record.bytes < 1 << 20;
+        self.capture
+            .problem()
+            .or_else(|| self.rooms.problem())
+            .or_else(|| self.export.problem())
+            .or_else(|| few.then(|| Problem::new("record.bytes", &self.record.bytes.to_string())))
     }
 }
 

@@ -4,6 +4,7 @@ pub mod config;
 mod doctor;
 mod explain;
 mod measure;
+mod recording;
 mod remote;
 mod replay;
 mod run;
@@ -75,7 +76,7 @@ struct Cli {
 enum Command {
     /// Observe this host until SIGTERM.
     Run(RunArgs),
-    /// Put a packet capture (pcap, pcapng) through the same code.
+    /// Put a packet capture (pcap, pcapng) or a recording (`run --record`) through the same code.
     Replay(ReplayArgs),
     /// List rooms of a running agent.
     Rooms(RoomsArgs),
@@ -130,6 +131,9 @@ struct RunArgs {
     /// Where a restarted agent finds what it knew (default: /var/lib/roomtrace/state).
     #[arg(long, env = "ROOMTRACE_STATE", value_name = "FILE")]
     state: Option<PathBuf>,
+    /// Keep what the rooms were told in this file, for `roomtrace replay` (256 MiB at most, the oldest go first).
+    #[arg(long, env = "ROOMTRACE_RECORD", value_name = "FILE")]
+    record: Option<PathBuf>,
     /// No state file: a restarted agent knows nothing of what was pinned before.
     #[arg(long, conflicts_with = "state")]
     no_state: bool,
@@ -137,7 +141,7 @@ struct RunArgs {
 
 #[derive(Args)]
 struct ReplayArgs {
-    /// Packet capture.
+    /// Packet capture or recording.
     file: PathBuf,
     #[command(flatten)]
     overrides: Overrides,
@@ -250,6 +254,9 @@ impl RunArgs {
         config.http.enabled &= !self.no_http;
         if let Some(file) = &self.state {
             config.state.file = Some(file.clone());
+        }
+        if let Some(file) = &self.record {
+            config.record.file = Some(file.clone());
         }
         if self.no_state {
             config.state.file = None;

@@ -1,18 +1,21 @@
-//! `roomtrace replay`: a packet capture through the same stages as live capture. Time is the packets' own.
+//! `roomtrace replay`: a packet capture or a recording through the same stages as live capture. Time is the file's own.
 
 use std::fmt::Write as _;
+use std::fs::File;
+use std::io::BufReader;
 use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow};
 
-use super::{End, Failure, Outcome, ReplayArgs, explain, print, room_config};
+use super::{End, Failure, Outcome, ReplayArgs, explain, print, recording, room_config};
 use crate::control::Limits;
 use crate::event::{Mono, SECOND};
 use crate::export::clock::Clock;
 use crate::export::record::Maker;
 use crate::export::{Exports, Identity, Options};
 use crate::pipeline::Pipeline;
+use crate::replay::recorded::{Read, Reader, RecordingError};
 use crate::replay::{Progress, Replay, ReplayError, SUPPORTED, Summary};
 use crate::rooms::model::RoomSnapshot;
 
@@ -56,11 +59,115 @@ impl Player {
     }
 }
 
+/// What is replayed.
+enum Source {
+    Packets(Box<Replay>),
+    Recording { reader: Option<Box<Reader<BufReader<File>>>>, offset: i64, read: Read },
+}
+
+/// Why it could not be replayed to its end.
+#[derive(Debug, thiserror::Error)]
+enum PlayError {
+    #[error(transparent)]
+    Capture(#[from] ReplayError),
+    #[error(transparent)]
+    Recording(#[from] RecordingError),
+}
+
+impl Source {
+    fn open(file: &Path) -> Result<Self, Failure> {
+        if !recording::is_one(file) {
+            let capture = Replay::open(file).map_err(|e| unusable(file, e.into()))?;
+            return Ok(Self::Packets(Box::new(capture)));
+        }
+        let reader = recording::open(file).map_err(|e| unusable(file, e.into()))?;
+        let offset = reader.head().offset;
+        Ok(Self::Recording { reader: Some(Box::new(reader)), offset, read: Read::default() })
+    }
+
+    fn clock(&self) -> Clock {
+        match self {
+            Self::Packets(_) => Clock::of_replay(),
+            Self::Recording { offset, .. } => Clock::fixed(*offset),
+        }
+    }
+
+    fn play(&mut self, player: &mut Player, extend: Duration) -> Result<(), PlayError> {
+        let last = match self {
+            Self::Packets(capture) => {
+                play(capture, player)?;
+                capture.summary().last
+            }
+            Self::Recording { reader, read, .. } => {
+                let Some(reader) = reader.take() else { return Ok(()) };
+                *read = reader.run(&mut |at, input| {
+                    player.advance(at);
+                    player.pipeline.tell(input);
+                    player.flush();
+                })?;
+                read.last
+            }
+        };
+        if let Some(last) = last {
+            let extend = u64::try_from(extend.as_nanos()).unwrap_or(u64::MAX);
+            let end = last.plus(extend);
+            player.advance(end);
+            player.pipeline.tick(end);
+            player.flush();
+        }
+        Ok(())
+    }
+
+    /// What was read, for people.
+    fn told(&self) -> String {
+        match self {
+            Self::Packets(capture) => {
+                let s = capture.summary();
+                format!("{} packets, {} TCP segments, {} connections", s.packets, s.segments, s.connections)
+            }
+            Self::Recording { read, .. } => format!("{} recorded events", read.lines),
+        }
+    }
+
+    /// Names what could not be read, for people.
+    fn unread(&self) -> Option<String> {
+        match self {
+            Self::Packets(capture) => {
+                let skipped = capture.summary().skipped;
+                let other = skipped.fragments + skipped.cut_headers + skipped.malformed + skipped.link_type;
+                let what = "packets could not be read (fragments, cut or malformed headers, link type)";
+                (other > 0).then(|| format!("{other} {what}"))
+            }
+            Self::Recording { read, .. } => (read.unknown + read.dropped > 0).then(|| {
+                format!(
+                    "{} lines are none that this version knows, {} had found no place in the recording",
+                    read.unknown, read.dropped
+                )
+            }),
+        }
+    }
+
+    fn warn(&self) {
+        if let Self::Packets(capture) = self {
+            warn_of_cut_packets(&capture.summary());
+            warn_of_link_types(&capture.summary());
+        }
+    }
+
+    fn damage(&self) -> Option<String> {
+        match self {
+            Self::Packets(capture) => capture.summary().damage.map(|d| d.to_string()),
+            // An agent that was killed leaves the last line so.
+            Self::Recording { .. } => None,
+        }
+    }
+}
+
 /// `roomtrace replay FILE`.
 pub(super) fn replay(args: &ReplayArgs) -> Outcome {
     super::logging();
     let config = args.overrides.resolve()?;
-    let mut capture = Replay::open(&args.file).map_err(|e| unusable(&args.file, e))?;
+    let mut source = Source::open(&args.file)?;
     let identity = Identity {
         host_name: args.file.file_name().map_or_else(String::new, |n| n.to_string_lossy().into_owned()),
         host_id: "replay".to_owned(),
@@ -70,7 +177,7 @@ pub(super) fn replay(args: &ReplayArgs) -> Outcome {
     };
     if let Some(path) = config.export.events.as_deref().filter(|p| *p != Path::new("-")) {
         // The writer appends, for agents that are restarted; a replay is a run of its own.
-        std::fs::File::create(path)
+        File::create(path)
             .with_context(|| format!("cannot write events to {}", path.display()))
             .map_err(Failure::usage)?;
     }
@@ -85,29 +192,27 @@ pub(super) fn replay(args: &ReplayArgs) -> Outcome {
     let mut player = Player {
         pipeline: Pipeline::new(Limits::default(), room_config(&config)),
         exports,
-        clock: Clock::of_replay(),
+        clock: source.clock(),
         now: None,
     };
-    let read = play(&mut capture, &mut player, args.extend);
-    let summary = capture.summary();
-    let text = report(&player, &identity, args, &summary);
+    let read = source.play(&mut player, args.extend);
+    let text = report(&player, &identity, args, &source);
     let pinned = player.pipeline.rooms().pinned().next().is_some();
     let counters = player.exports.counters();
     runtime.block_on(player.exports.shutdown(GRACE));
     let to_stdout = config.export.events.as_deref() == Some(Path::new("-"));
     // Of a file that could not be read at all there is nothing to report.
-    if !to_stdout && !matches!(read, Err(ReplayError::LinkType(_))) {
+    if !to_stdout && !matches!(read, Err(PlayError::Capture(ReplayError::LinkType(_)))) {
         print(&text)?;
     }
     read.map_err(|e| unusable(&args.file, e))?;
-    warn_of_cut_packets(&summary);
-    warn_of_link_types(&summary);
+    source.warn();
     let failed = if args.fail_on_pinned && pinned { End::Findings } else { End::Usage };
     let fail = |error| Err(Failure { end: failed, error });
     if let Some(dropped) = super::dropped(&counters) {
         return fail(anyhow!("not everything was delivered: {dropped}"));
     }
-    if let Some(damage) = summary.damage {
+    if let Some(damage) = source.damage() {
         // What came before the damage is told above; the file is still not what it should be.
         return fail(anyhow!("{}: {damage}; what came before it was replayed", args.file.display()));
     }
@@ -148,11 +253,11 @@ fn warn_of_link_types(summary: &Summary) {
     );
 }
 
-fn unusable(file: &Path, error: ReplayError) -> Failure {
+fn unusable(file: &Path, error: PlayError) -> Failure {
     Failure::usage(anyhow::Error::new(error).context(file.display().to_string()))
 }
 
-fn play(capture: &mut Replay, player: &mut Player, extend: Duration) -> Result<(), ReplayError> {
+fn play(capture: &mut Replay, player: &mut Player) -> Result<(), ReplayError> {
     loop {
         let progress = capture.step(&mut |event| {
             player.advance(event.at);
@@ -161,20 +266,12 @@ fn play(capture: &mut Replay, player: &mut Player, extend: Duration) -> Result<(
         })?;
         match progress {
             Progress::Packet(at) => player.advance(at),
-            Progress::End => break,
+            Progress::End => return Ok(()),
         }
     }
-    if let Some(last) = capture.summary().last {
-        let extend = u64::try_from(extend.as_nanos()).unwrap_or(u64::MAX);
-        let end = last.plus(extend);
-        player.advance(end);
-        player.pipeline.tick(end);
-        player.flush();
-    }
-    Ok(())
 }
 
-fn report(player: &Player, identity: &Identity, args: &ReplayArgs, summary: &Summary) -> String {
+fn report(player: &Player, identity: &Identity, args: &ReplayArgs, source: &Source) -> String {
     let maker = Maker { identity, clock: &player.clock };
     let value = |room: &RoomSnapshot| {
         serde_json::to_value(maker.room(room))
@@ -197,20 +294,12 @@ fn report(player: &Player, identity: &Identity, args: &ReplayArgs, summary: &Sum
     let raised: u64 = player.pipeline.rooms().counters().pins.iter().map(|(_, _, n)| n).sum();
     let _ = writeln!(
         out,
-        "{} packets, {} TCP segments, {} connections; {open} views of rooms open at the end, {} rooms pinned \
-         at the end, {raised} pins raised on the way",
-        summary.packets,
-        summary.segments,
-        summary.connections,
+        "{}; {open} views of rooms open at the end, {} rooms pinned at the end, {raised} pins raised on the way",
+        source.told(),
         pinned.len()
     );
-    let skipped = summary.skipped;
-    let other = skipped.fragments + skipped.cut_headers + skipped.malformed + skipped.link_type;
-    if other > 0 {
-        let _ = writeln!(
-            out,
-            "{other} packets could not be read (fragments, cut or malformed headers, link type)"
-        );
+    if let Some(unread) = source.unread() {
+        let _ = writeln!(out, "{unread}");
     }
     for room in &pinned {
         let _ = writeln!(out, "{}", explain::summary(&value(room)));

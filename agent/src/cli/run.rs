@@ -9,12 +9,13 @@ use anyhow::Context as _;
 use serde_json::{Value, json};
 
 use super::config::Config;
-use super::{End, Failure, Outcome, measure, room_config};
+use super::{End, Failure, Outcome, measure, recording, room_config};
 use crate::control::{Judgement, Limits};
 use crate::event::{Mono, SECOND};
 use crate::export::clock::{Bracket, Clock};
 use crate::export::metrics::MetricsSnapshot;
 use crate::export::query::{Query, Rooms, RoomsFilter};
+use crate::export::recording::Recording;
 use crate::export::{Exports, Identity, Options};
 use crate::kernel::{self, Capture, CaptureConfig};
 use crate::pipeline::Pipeline;
@@ -45,9 +46,14 @@ pub(super) fn run(config: &Config) -> Outcome {
     // Before any thread starts: threads inherit what is left.
     capture.drop_privileges(false).map_err(Failure::cannot_observe)?;
     let keeper = Keeper::new(config.state.file.as_deref());
-    let pipeline = take_up(config, &mut capture, keeper.as_ref());
+    let mut pipeline = take_up(config, &mut capture, keeper.as_ref());
     let keeper = keeper.and_then(Keeper::writes);
+    let clock = Clock::sampled(&brackets());
     let identity = identity(config);
+    let at = now();
+    let offset = i128::from(clock.unix_nanos(at)) - i128::from(at.0);
+    let offset = i64::try_from(offset).unwrap_or_default();
+    let recording = recording::start(config, &mut pipeline, &identity.host_name, at, offset)?;
     let options = Options {
         events: config.export.events.clone(),
         otlp: config.export.otlp.clone(),
@@ -66,8 +72,9 @@ pub(super) fn run(config: &Config) -> Outcome {
         capture,
         pipeline,
         keeper,
+        recording,
         exports,
-        clock: Clock::sampled(&brackets()),
+        clock,
         identity,
         started: now(),
         unreadable: Vec::new(),
@@ -82,8 +89,9 @@ pub(super) fn run(config: &Config) -> Outcome {
     agent.exports.set_ready(Ok(()));
     let result = agent.observe(&stop);
     tracing::info!("stopping: hooks detached, outputs get {} s", GRACE.as_secs());
-    let Agent { capture, pipeline, exports, keeper, .. } = agent;
+    let Agent { capture, pipeline, exports, keeper, recording, .. } = agent;
     drop(capture);
+    drop(recording);
     if let Some(Keeper { writer: Some(writer), .. }) = keeper {
         writer.finish(pipeline.save(now()), GRACE);
     }
@@ -101,6 +109,7 @@ struct Agent {
     capture: Capture,
     pipeline: Pipeline,
     keeper: Option<Keeper>,
+    recording: Option<Recording>,
     exports: Exports,
     clock: Clock,
     identity: Identity,
@@ -138,14 +147,23 @@ impl Agent {
                 self.exports.publish(snapshot);
             }
             self.write_down(at);
+            self.record();
             self.answer();
         }
         // What the ring still holds belongs to the last picture. Bounded: the hooks still fill it.
         let Self { capture, pipeline, .. } = self;
         capture.drain(LAST, &mut |event| pipeline.take(&event));
         self.pipeline.tick(now());
+        self.record();
         self.tell_exports();
         Ok(End::Fine)
+    }
+
+    /// Hands what was taken down to the thread that records it.
+    fn record(&mut self) {
+        if let (Some(recording), Some(recorder)) = (&mut self.recording, self.pipeline.recorder()) {
+            recording.pass_on(recorder);
+        }
     }
 
     /// Hands what must survive a restart to the thread that writes it, where that is due.

@@ -16,6 +16,7 @@ mod process;
 mod prometheus;
 pub mod query;
 pub mod record;
+pub mod recording;
 #[cfg(test)]
 mod testing;
 pub mod trace_id;

@@ -2,6 +2,8 @@
 
 use std::net::IpAddr;
 
+use serde::{Deserialize, Serialize};
+
 use crate::event::Direction;
 
 /// One thing that a connection's bytes say. `n` numbers the requests of one connection from 0; whoever feeds the
@@ -95,7 +97,7 @@ pub enum Event {
 }
 
 /// Who ended a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Side {
     /// The side that asks: a hang-up.
     Client,
@@ -281,7 +283,7 @@ pub enum Said {
 }
 
 /// Rooms and ids of one generation request.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Work {
     /// Its rooms.
     pub rooms: Rooms,
@@ -305,13 +307,14 @@ impl Work {
 }
 
 /// Rooms of one request.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Rooms {
     /// The body names none: the key is absent from a body read from end to end, or it is null or an empty list.
     None,
     /// It names rooms.
     Named {
         /// One, or those of a batch in order; `None` where a batch has null, 0, what is no room number, or a fake host.
+        #[serde(with = "crate::room_text::list")]
         rooms: Vec<Option<u64>>,
         /// False: the batch has more that were not seen, or more than [`super::ROOMS_MAX`].
         complete: bool,
@@ -325,7 +328,7 @@ pub enum Rooms {
 }
 
 /// Where in the body the room stood.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum WhereSeen {
     /// The body was read from end to end.
     Whole,
@@ -336,7 +339,7 @@ pub enum WhereSeen {
 }
 
 /// Why a request's room is ignored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Ignored {
     /// Its host is `2.2.2.2`, the engine's own for warm-up and tests (`disaggregation/utils.py`, `FAKE_BOOTSTRAP_HOST`).
     FakeHost,
@@ -361,7 +364,7 @@ impl Ignored {
 }
 
 /// Why a request's room was not seen.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum NotSeen {
     /// It may lie in bytes that were not captured, or before the tail that is kept.
     Hole,
@@ -407,7 +410,7 @@ impl NotSeen {
 }
 
 /// A control call with what its body adds.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Control {
     /// Generation stops; rooms stand still until [`Control::Resume`].
     Pause(Option<PauseMode>),
@@ -435,7 +438,7 @@ pub enum Control {
 }
 
 /// How an engine pauses (`managers/io_struct.py`, `PauseGenerationReqInput`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum PauseMode {
     /// Everything under way is aborted.
     Abort,
@@ -446,7 +449,7 @@ pub enum PauseMode {
 }
 
 /// The role that an engine changes to (`managers/io_struct.py`, `PdRoleSwitchReqInput`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum NewRole {
     /// Prefill.
     Prefill,
@@ -456,7 +459,7 @@ pub enum NewRole {
 
 /// Body of PUT `/route`: a prefill rank and the topology it belongs to. Every field is `None` where that release does
 /// not send it or it was not seen (facts by release: `disaggregation/common/conn.py`, `register_to_bootstrap`).
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankRegistration {
     /// Address of the rank's ZMQ socket.
     pub ip: Option<IpAddr>,
@@ -493,7 +496,7 @@ pub struct RankRegistration {
 }
 
 /// Query of GET `/route`. −1 in all asks for the topology.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RouteQuery {
     /// `prefill_dp_rank`; `target_dp_group` up to 0.5.9.
     pub dp_rank: Option<i32>,
@@ -514,7 +517,7 @@ impl RouteQuery {
 }
 
 /// How the end of an answer is known.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum AnswerEnd {
     /// It has no body (HEAD, 204, 304).
     NoBody,
@@ -547,7 +550,7 @@ pub enum Answered {
 }
 
 /// Outcome of a generation, from what is visible of its answer's body.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Outcome {
     /// Nothing visible says.
     Unknown,
@@ -560,7 +563,7 @@ pub enum Outcome {
 }
 
 /// Answer to GET `/route` with −1 (`PrefillServerInfo`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Topology {
     /// Tensor parallel (attention) size.
     pub tp_size: Option<u32>,

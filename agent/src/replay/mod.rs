@@ -25,6 +25,7 @@ mod direction;
 mod file;
 mod link;
 mod packet;
+pub mod recorded;
 mod table;
 mod unacked;
 

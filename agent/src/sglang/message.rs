@@ -3,7 +3,7 @@
 
 use std::net::IpAddr;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 
 /// Transfer backend whose layout the message has. Ascend uses mooncake's messages unchanged
 /// (SGLang `disaggregation/ascend/conn.py`), so the two cannot be told apart on the wire.
@@ -108,7 +108,7 @@ pub enum Flow {
 }
 
 /// A decoded message with what its shape says.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Decoded<'a> {
     /// Whose layout.
     pub backend: Backend,
@@ -117,31 +117,39 @@ pub struct Decoded<'a> {
     /// Frames behind the last one the layout knows (newer release): tolerated and counted.
     pub extra_frames: u16,
     /// The message.
+    #[serde(borrow)]
     pub message: Message<'a>,
 }
 
 /// The closed set of messages.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Message<'a> {
     /// A decode rank introduces itself, once per connection pool key.
+    #[serde(borrow)]
     Register(Register<'a>),
     /// A decode rank asks for one room's KV, one per prefill rank (dummies included).
+    #[serde(borrow)]
     Metadata(Metadata<'a>),
     /// Decode gives a room up.
     Abort(RoomFrom),
     /// Policy `prefill_complete`: decode names itself before prefill computes.
     Bootstrap(RoomFrom),
     /// Staging: ring position of a decode rank (no room).
+    #[serde(borrow)]
     Watermark(Watermark<'a>),
     /// Staging: room for a chunk, or never (oversized).
+    #[serde(borrow)]
     StagingRsp(StagingRsp<'a>),
     /// Result of a room, or with 2 "prefill done, allocate now".
+    #[serde(borrow)]
     Status(Status<'a>),
     /// Auxiliary data over TCP; only its length is kept.
     AuxData(AuxData),
     /// Staging: a chunk lies in the staging buffer.
+    #[serde(borrow)]
     ChunkReady(ChunkReady<'a>),
     /// Staging: a chunk needs room.
+    #[serde(borrow)]
     StagingReq(StagingReq<'a>),
     /// Prefill has seen an ABORT.
     AbortAck(AbortAck),
@@ -150,12 +158,14 @@ pub enum Message<'a> {
 }
 
 /// REGISTER.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Register<'a> {
     /// Decode rank's endpoint (its PULL socket).
+    #[serde(borrow)]
     pub decode: Endpoint<'a>,
     /// Session: mooncake `host:port` of the transfer engine, NIXL agent name, mori engine key (empty where its
     /// descriptor is of another shape).
+    #[serde(serialize_with = "plain")]
     pub session: &'a str,
     /// Decode's tensor-parallel rank, where the layout has it.
     pub tp_rank: Option<u32>,
@@ -174,7 +184,7 @@ pub struct Register<'a> {
 }
 
 /// Staging buffer of a decode rank.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Staging {
     /// Base address.
     pub base: u64,
@@ -183,24 +193,28 @@ pub struct Staging {
 }
 
 /// An endpoint as text on the wire: address and port of a rank's PULL socket.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Endpoint<'a> {
     /// Parsed address, `None` when the text is a host name.
     pub ip: Option<IpAddr>,
     /// The text.
+    #[serde(serialize_with = "plain")]
     pub host: &'a str,
     /// Port.
     pub port: u16,
 }
 
 /// METADATA.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Metadata<'a> {
     /// Room.
+    #[serde(with = "crate::room_text")]
     pub room: u64,
     /// Decode rank's endpoint; `None` only for the two-frame dummy of NIXL 0.4.6.post5.
+    #[serde(borrow)]
     pub decode: Option<Endpoint<'a>>,
     /// Session, empty where the layout has none (NIXL ≤ 0.4.6.post5).
+    #[serde(serialize_with = "plain")]
     pub session: &'a str,
     /// Number of KV pages (index frame length ÷ width of an index).
     pub pages: u64,
@@ -216,9 +230,10 @@ pub struct Metadata<'a> {
 }
 
 /// A message that carries a room and where it came from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RoomFrom {
     /// Room.
+    #[serde(with = "crate::room_text")]
     pub room: u64,
     /// Decode rank's address, `None` when the text is a host name.
     pub ip: Option<IpAddr>,
@@ -229,20 +244,22 @@ pub struct RoomFrom {
 }
 
 /// WATERMARK.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Watermark<'a> {
     /// Round of the ring.
     pub round: u64,
     /// Tail of the ring.
     pub tail: u64,
     /// Session.
+    #[serde(serialize_with = "plain")]
     pub session: &'a str,
 }
 
 /// STAGING_RSP.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StagingRsp<'a> {
     /// Room.
+    #[serde(with = "crate::room_text")]
     pub room: u64,
     /// Chunk.
     pub chunk: u32,
@@ -253,26 +270,30 @@ pub struct StagingRsp<'a> {
     /// End offset; −1 when oversized.
     pub end: i64,
     /// Session.
+    #[serde(serialize_with = "plain")]
     pub session: &'a str,
 }
 
 /// STATUS.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Status<'a> {
     /// Room.
+    #[serde(with = "crate::room_text")]
     pub room: u64,
     /// The state it carries: 0, 4, or 2 under `prefill_complete`.
     pub status: KvPoll,
     /// Which prefill rank says so (≥ 0.4.8.post1).
     pub prefill_rank: Option<u32>,
     /// NIXL and mori: reason of a failure.
+    #[serde(serialize_with = "plain")]
     pub reason: &'a str,
 }
 
 /// AUX_DATA.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AuxData {
     /// Room.
+    #[serde(with = "crate::room_text")]
     pub room: u64,
     /// Which auxiliary buffer.
     pub buffer_index: u32,
@@ -283,9 +304,10 @@ pub struct AuxData {
 }
 
 /// CHUNK_READY.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChunkReady<'a> {
     /// Room.
+    #[serde(with = "crate::room_text")]
     pub room: u64,
     /// Chunk.
     pub chunk: u32,
@@ -294,30 +316,34 @@ pub struct ChunkReady<'a> {
     /// Pages.
     pub pages: u64,
     /// Session or agent name of the writer.
+    #[serde(serialize_with = "plain")]
     pub writer: &'a str,
     /// Prefill rank.
     pub prefill_rank: u32,
 }
 
 /// STAGING_REQ.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StagingReq<'a> {
     /// Room.
+    #[serde(with = "crate::room_text")]
     pub room: u64,
     /// Chunk.
     pub chunk: u32,
     /// Pages of the chunk.
     pub pages: u64,
     /// Session.
+    #[serde(serialize_with = "plain")]
     pub session: &'a str,
     /// Mooncake ≥ 0.5.18.
     pub pp_rank: Option<u32>,
 }
 
 /// ABORT_ACK.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AbortAck {
     /// Room.
+    #[serde(with = "crate::room_text")]
     pub room: u64,
     /// Deferred release on (≥ 0.5.19): prefill rank. Absent: sent for every ABORT, also for unknown rooms.
     pub prefill_rank: Option<u32>,
@@ -326,14 +352,24 @@ pub struct AbortAck {
 }
 
 /// One entry of the PP consensus store (≥ 0.5.22, prefill pp_size > 1).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PpState {
     /// Room.
+    #[serde(with = "crate::room_text")]
     pub room: u64,
     /// PP rank that reports.
     pub pp_rank: u32,
     /// Its status; `None` when the entry was deleted.
     pub status: Option<KvPoll>,
+}
+
+/// Text that JSON can hold without escapes, so that it can be read back in place: what cannot be is U+FFFD.
+fn plain<S: Serializer>(text: &str, to: S) -> Result<S::Ok, S::Error> {
+    let odd = |c: char| c == '"' || c == '\\' || c.is_control();
+    if text.contains(odd) {
+        return to.serialize_str(&text.replace(odd, "\u{fffd}"));
+    }
+    to.serialize_str(text)
 }
 
 impl Message<'_> {

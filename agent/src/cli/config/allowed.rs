@@ -31,6 +31,8 @@ const ALLOWED: &[(&str, &str)] = &[
     ("export.otlp.file", "the path of a file, or null"),
     ("http.enabled", "true or false"),
     ("http.listen", "an IP address with a port, such as 127.0.0.1:9713 or \"[::1]:9713\""),
+    ("record.file", "the path of a file, or null"),
+    ("record.bytes", "a whole number of at least 1048576 (1 MiB)"),
     ("state.file", "the path of a file in a directory that only the agent may write, or null"),
 ];
 
