@@ -1,5 +1,6 @@
 //! Commands: what a person or an init system starts. The edges meet here; no logic of the stages.
 
+mod bundle;
 pub mod config;
 mod doctor;
 mod explain;
@@ -82,6 +83,8 @@ enum Command {
     Rooms(RoomsArgs),
     /// Tell everything known of one room.
     Explain(ExplainArgs),
+    /// Put what a running agent knows into one archive, for a report to others.
+    Bundle(BundleArgs),
     /// Check what this host allows and say what to do about the rest.
     Doctor(DoctorArgs),
     /// Check or show the configuration.
@@ -191,6 +194,24 @@ struct ExplainArgs {
 }
 
 #[derive(Args)]
+struct BundleArgs {
+    #[command(flatten)]
+    api: Api,
+    /// Where the archive goes (default: roomtrace-bundle-TIME.tar.gz here).
+    #[arg(long, short, value_name = "FILE")]
+    out: Option<PathBuf>,
+    /// Configuration file of the agent, to go with it, without secrets.
+    #[arg(long, env = "ROOMTRACE_CONFIG", value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// A recording of the agent (`run --record`) to go with it.
+    #[arg(long, env = "ROOMTRACE_RECORD", value_name = "FILE")]
+    record: Option<PathBuf>,
+    /// Replace addresses, names of hosts, containers and pods, and request ids.
+    #[arg(long)]
+    anonymous: bool,
+}
+
+#[derive(Args)]
 struct DoctorArgs {
     /// JSON instead of text.
     #[arg(long)]
@@ -282,6 +303,7 @@ pub fn main() -> ExitCode {
         Command::Replay(args) => replay::replay(&args),
         Command::Rooms(args) => remote::rooms(&args),
         Command::Explain(args) => remote::explain(&args),
+        Command::Bundle(args) => bundle::bundle(&args),
         Command::Doctor(args) => doctor::doctor(args.json),
         Command::Config(ConfigCommand::Check { file }) => check(&file),
         Command::Config(ConfigCommand::Show(args)) => args.resolve().and_then(|config| show(&config)),

@@ -1,4 +1,4 @@
-//! Commands that ask a running agent over its HTTP API: `rooms` and `explain`.
+//! What commands ask a running agent over its HTTP API.
 #![allow(clippy::indexing_slicing, reason = "indexing a JSON value gives null for what is not there")]
 
 use std::time::Duration;
@@ -19,19 +19,7 @@ const PAGES: usize = 20;
 /// `roomtrace rooms`.
 pub(super) fn rooms(args: &RoomsArgs) -> Outcome {
     let pinned = if args.pinned { "&pinned=true" } else { "" };
-    let mut rooms = Vec::new();
-    let mut next = None;
-    for _ in 0..PAGES {
-        let after = next.map_or_else(String::new, |n: String| format!("&after={n}"));
-        let (_, mut body) = get(&args.api.api, &format!("/api/v1/rooms?limit=500{pinned}{after}"))?;
-        if let Some(Value::Array(page)) = body.get_mut("rooms").map(Value::take) {
-            rooms.extend(page);
-        }
-        next = body["next"].as_str().map(str::to_owned);
-        if next.is_none() {
-            break;
-        }
-    }
+    let (rooms, next) = pages(&args.api.api, pinned)?;
     let end = if args.pinned && !rooms.is_empty() { End::Findings } else { End::Fine };
     let mut text = String::new();
     if args.json {
@@ -52,6 +40,24 @@ pub(super) fn rooms(args: &RoomsArgs) -> Outcome {
     Ok(end)
 }
 
+/// Rooms of all pages, and where those begin that are left out.
+pub(super) fn pages(api: &str, which: &str) -> Result<(Vec<Value>, Option<String>), Failure> {
+    let mut rooms = Vec::new();
+    let mut next = None;
+    for _ in 0..PAGES {
+        let after = next.map_or_else(String::new, |n: String| format!("&after={n}"));
+        let (_, mut body) = get(api, &format!("/api/v1/rooms?limit=500{which}{after}"))?;
+        if let Some(Value::Array(page)) = body.get_mut("rooms").map(Value::take) {
+            rooms.extend(page);
+        }
+        next = body["next"].as_str().map(str::to_owned);
+        if next.is_none() {
+            break;
+        }
+    }
+    Ok((rooms, next))
+}
+
 /// `roomtrace explain ROOM`.
 pub(super) fn explain(args: &ExplainArgs) -> Outcome {
     let life = args.incarnation.map_or_else(String::new, |n| format!("?incarnation={n}"));
@@ -66,9 +72,27 @@ pub(super) fn explain(args: &ExplainArgs) -> Outcome {
     print(&if args.json { format!("{body}\n") } else { explain::page(&body) })
 }
 
-fn get(api: &str, path: &str) -> Result<(u16, Value), Failure> {
+/// Asks for JSON.
+pub(super) fn get(api: &str, path: &str) -> Result<(u16, Value), Failure> {
+    let (status, text) = fetch(api, path)?;
     let url = format!("{}{path}", api.trim_end_matches('/'));
-    let (api, shown) = (without_login(api), without_login(&url).into_owned());
+    let shown = without_login(&url);
+    let body: Value = serde_json::from_str(&text).map_err(|e| {
+        Failure::cannot_observe(anyhow!(
+            "{shown} answered {status} with no JSON: {e} (is that a Roomtrace agent?)"
+        ))
+    })?;
+    if (200..300).contains(&status) || status == 404 {
+        return Ok((status, body));
+    }
+    let why = body["error"].as_str().unwrap_or("no reason given");
+    Err(Failure::cannot_observe(anyhow!("{shown} answered {status}: {why}")))
+}
+
+/// Asks for whatever comes.
+pub(super) fn fetch(api: &str, path: &str) -> Result<(u16, String), Failure> {
+    let url = format!("{}{path}", api.trim_end_matches('/'));
+    let api = without_login(api);
     if let Err(e) = reqwest::Url::parse(&url) {
         return Err(Failure::usage(anyhow!(
             "`{api}` is not the address of an agent: {e} (http://127.0.0.1:9713 is one)"
@@ -87,21 +111,15 @@ fn get(api: &str, path: &str) -> Result<(u16, Value), Failure> {
             .no_proxy()
             .build()
             .map_err(Failure::cannot_observe)?;
-        let answer = client.get(&url).send().await.map_err(|e| {
+        let gone = |e: &reqwest::Error| {
             Failure::cannot_observe(anyhow!(
                 "no agent answers at {api}: {} (is `roomtrace run` up there? another address goes in --api or ROOMTRACE_API)",
-                root_cause(&e)
+                root_cause(e)
             ))
-        })?;
-        let status = answer.status();
-        let body: Value = answer.json().await.map_err(|e| {
-            Failure::cannot_observe(anyhow!("{shown} answered {status} with no JSON: {e} (is that a Roomtrace agent?)"))
-        })?;
-        if status.is_success() || status.as_u16() == 404 {
-            return Ok((status.as_u16(), body));
-        }
-        let why = body["error"].as_str().unwrap_or("no reason given");
-        Err(Failure::cannot_observe(anyhow!("{shown} answered {status}: {why}")))
+        };
+        let answer = client.get(&url).send().await.map_err(|e| gone(&e))?;
+        let status = answer.status().as_u16();
+        Ok((status, answer.text().await.map_err(|e| gone(&e))?))
     })
 }
 

@@ -242,7 +242,11 @@ impl Agent {
 
     fn page(&self, filter: &RoomsFilter) -> Rooms {
         let table = self.pipeline.rooms();
-        let (keys, more) = filter.page(table.keys(filter.pinned));
+        let (keys, more) = if filter.closed {
+            filter.page(table.closed_keys())
+        } else {
+            filter.page(table.keys(filter.pinned))
+        };
         let rooms = keys
             .into_iter()
             .filter_map(|(room, life)| table.snapshot(room).into_iter().find(|r| r.incarnation == life))

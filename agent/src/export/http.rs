@@ -167,6 +167,7 @@ async fn metrics(State(a): State<Arc<Answers>>, headers: HeaderMap) -> Response 
 #[serde(deny_unknown_fields)]
 struct RoomsParameters {
     pinned: Option<bool>,
+    closed: Option<bool>,
     limit: Option<usize>,
     /// `next` of the page before.
     after: Option<String>,
@@ -197,7 +198,10 @@ fn filter(p: &RoomsParameters) -> Result<RoomsFilter, String> {
         return Err(format!("limit must be from 1 to {PAGE_MAX}"));
     }
     let after = p.after.as_deref().map(|a| key(a).ok_or("after must be the `next` of another page"));
-    Ok(RoomsFilter { pinned: p.pinned, after: after.transpose()?, limit })
+    if p.closed == Some(true) && p.pinned.is_some() {
+        return Err("closed rooms are not pinned: leave pinned out".to_owned());
+    }
+    Ok(RoomsFilter { pinned: p.pinned, closed: p.closed == Some(true), after: after.transpose()?, limit })
 }
 
 fn key(text: &str) -> Option<Key> {

@@ -276,6 +276,11 @@ impl RoomTable {
             .map(|r| (r.room, r.incarnation))
     }
 
+    /// Number and incarnation of rooms that have ended and are still kept.
+    pub fn closed_keys(&self) -> impl Iterator<Item = (u64, u32)> + '_ {
+        self.closed.iter().map(|r| (r.room, r.incarnation))
+    }
+
     /// Open rooms, oldest first.
     pub fn open(&self) -> impl Iterator<Item = RoomSnapshot> + '_ {
         self.rooms.iter().map(|r| self.snapshot_of(r, self.now))

@@ -1,0 +1,193 @@
+//! Other names for what names a host, a container, a pod or a request: the same one for the same name throughout, so that
+//! what belongs together still does, and an address is still one, so that a recording can still be replayed. Pure.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use serde_json::Value;
+
+/// Keys whose values are names, with what they become.
+const KEYS: [(&str, &str); 9] = [
+    ("host", "host"),
+    ("host_name", "host"),
+    ("pod", "pod"),
+    ("pod_uid", "pod"),
+    ("namespace", "namespace"),
+    ("container", "container"),
+    ("rid", "rid"),
+    ("rids", "rid"),
+    ("session", "session"),
+];
+
+fn kind_of(key: &str) -> Option<&'static str> {
+    KEYS.iter().find(|(k, _)| *k == key).map(|(_, kind)| *kind)
+}
+
+/// What has been renamed so far.
+#[derive(Debug, Default)]
+pub(super) struct Pseudonyms {
+    addresses: HashMap<IpAddr, IpAddr>,
+    names: HashMap<String, String>,
+    counts: HashMap<&'static str, usize>,
+}
+
+impl Pseudonyms {
+    /// The other name of `name`; from now on it is replaced in texts as well.
+    pub(super) fn name(&mut self, name: &str, kind: &'static str) -> String {
+        if name.is_empty() {
+            return String::new();
+        }
+        // An address, or an address and a port, stays one.
+        let renamed = self.addresses_in(name);
+        if renamed != name || name.parse::<IpAddr>().is_ok() {
+            return renamed;
+        }
+        if let Some(known) = self.names.get(name) {
+            return known.clone();
+        }
+        let n = self.counts.entry(kind).or_insert(0);
+        *n += 1;
+        let other = format!("{kind}-{n}");
+        self.names.insert(name.to_owned(), other.clone());
+        other
+    }
+
+    /// Renames everything in a value.
+    pub(super) fn value(&mut self, value: &mut Value) {
+        // Names first: sentences that hold them may stand before them.
+        self.learn(value, None);
+        self.replace(value, None);
+    }
+
+    fn learn(&mut self, value: &Value, kind: Option<&'static str>) {
+        match (value, kind) {
+            (Value::String(text), Some(kind)) => {
+                self.name(text, kind);
+            }
+            (Value::Array(items), _) => items.iter().for_each(|item| self.learn(item, kind)),
+            (Value::Object(fields), _) => {
+                fields.iter().for_each(|(key, field)| self.learn(field, kind_of(key)))
+            }
+            _ => {}
+        }
+    }
+
+    fn replace(&mut self, value: &mut Value, kind: Option<&'static str>) {
+        match (value, kind) {
+            (Value::String(text), Some(kind)) => *text = self.name(text, kind),
+            (Value::String(text), None) => *text = self.text(text),
+            (Value::Array(items), _) => items.iter_mut().for_each(|item| self.replace(item, kind)),
+            (Value::Object(fields), _) => {
+                fields.iter_mut().for_each(|(key, field)| self.replace(field, kind_of(key)));
+            }
+            _ => {}
+        }
+    }
+
+    /// Renames in a text what is known by then, and every address.
+    pub(super) fn text(&mut self, text: &str) -> String {
+        let mut out = self.addresses_in(text);
+        for (name, other) in &self.names {
+            // A short one is found in other words.
+            if name.len() >= 4 && out.contains(name.as_str()) {
+                out = out.replace(name.as_str(), other);
+            }
+        }
+        out
+    }
+
+    fn addresses_in(&mut self, text: &str) -> String {
+        let part = |c: char| c.is_ascii_hexdigit() || c == '.' || c == ':';
+        let mut out = String::with_capacity(text.len());
+        let mut rest = text;
+        while let Some(start) = rest.find(part) {
+            let (before, from) = rest.split_at(start);
+            out.push_str(before);
+            let end = from.find(|c| !part(c)).unwrap_or(from.len());
+            let (word, behind) = from.split_at(end);
+            out.push_str(&self.address(word));
+            rest = behind;
+        }
+        out.push_str(rest);
+        out
+    }
+
+    /// `word` is made of what addresses are made of.
+    fn address(&mut self, word: &str) -> String {
+        let bare = word.trim_end_matches(['.', ':']);
+        let tail = word.get(bare.len()..).unwrap_or_default();
+        if let Ok(ip) = bare.parse::<IpAddr>() {
+            return format!("{}{tail}", self.other(ip));
+        }
+        // 10.0.0.1:8998; of IPv6 the brackets part the two.
+        if let Some((ip, port)) = bare.rsplit_once(':')
+            && let Ok(ip) = ip.parse::<Ipv4Addr>()
+        {
+            return format!("{}:{port}{tail}", self.other(ip.into()));
+        }
+        word.to_owned()
+    }
+
+    /// Another address of the same family, of the ranges for documentation and tests (RFC 2544, RFC 3849). What every host
+    /// has, loopback and none, stays.
+    fn other(&mut self, ip: IpAddr) -> IpAddr {
+        if ip.is_loopback() || ip.is_unspecified() {
+            return ip;
+        }
+        let n = self.addresses.len();
+        *self.addresses.entry(ip).or_insert_with(|| {
+            let n = u32::try_from(n).unwrap_or(u32::MAX).saturating_add(1);
+            match ip {
+                IpAddr::V4(_) => Ipv4Addr::from(0xc612_0000_u32.wrapping_add(n & 0x1_ffff)).into(),
+                IpAddr::V6(_) => {
+                    Ipv6Addr::from(0x2001_0db8_0000_0000_0000_0000_0000_0000_u128 + u128::from(n)).into()
+                }
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    #[test]
+    fn addresses_stay_addresses_and_the_same_ones_the_same() {
+        let mut names = Pseudonyms::default();
+        let text = "connect to 10.1.2.3:4000 (10.1.2.3) and [fd00::7]:80, not 127.0.0.1:8998.";
+        let other = "connect to 198.18.0.1:4000 (198.18.0.1) and [2001:db8::2]:80, not 127.0.0.1:8998.";
+        assert_eq!(names.text(text), other);
+    }
+
+    #[test]
+    fn names_are_replaced_where_they_stand_and_in_sentences() {
+        let mut names = Pseudonyms::default();
+        let mut value = json!({
+            "evidence": ["request of client-77 at node-a.example"], "room": "5123456789012345678",
+            "request": {"rid": "client-77"}, "host": "node-a.example", "time": "2026-11-30T03:11:11Z",
+            "session": "10.0.0.9:15000",
+        });
+        names.value(&mut value);
+        let text = value.to_string();
+        assert!(
+            !text.contains("client-77") && !text.contains("node-a") && !text.contains("10.0.0.9"),
+            "{text}"
+        );
+        assert_eq!(value["evidence"][0], "request of rid-1 at host-1");
+        assert!(text.contains("5123456789012345678") && text.contains("2026-11-30T03:11:11Z"), "{text}");
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_keeps_what_is_no_address(text in "[^0-9a-fA-F.:]{0,60}") {
+            prop_assert_eq!(Pseudonyms::default().text(&text), text);
+        }
+
+        #[test]
+        fn no_text_makes_it_panic(text in any::<String>()) {
+            let _ = Pseudonyms::default().text(&text);
+        }
+    }
+}
