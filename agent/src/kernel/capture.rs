@@ -9,10 +9,11 @@ use std::time::Duration;
 use aya::maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray, RingBuf};
 use aya::{Btf, Ebpf};
 use roomtrace_common::{
-    Endpoint, PREFIXES, Prefix, SAMPLE_EVERY, Settings, counter, judgement, program, reason, state,
+    ASKED, Endpoint, PREFIXES, Prefix, SAMPLE_EVERY, Settings, counter, judgement, program, reason, state,
 };
 
 use super::error::{KernelError, not_built};
+use super::extra::{self, MissingProgram};
 use super::hook::{Hook, RefusedHook};
 use super::object::{self, chain, map};
 use super::ring::{Costs, Plain};
@@ -88,6 +89,8 @@ pub struct Counters {
     pub malformed: u64,
     /// Endpoints that could not be watched because the table was full.
     pub endpoints_refused: u64,
+    /// Retransmissions of watched sockets without an event of their own: within 100 ms of the one before.
+    pub retransmissions_merged: u64,
     /// Calls on watched sockets whose bytes were not captured, by reason.
     pub not_captured: Vec<(NotCaptured, u64)>,
 }
@@ -122,11 +125,13 @@ pub struct ProgramCost {
 pub struct Capture {
     hook: Hook,
     refused: Vec<RefusedHook>,
+    missing: Vec<MissingProgram>,
     ebpf: Ebpf,
     ring: RingBuf<MapData>,
     epoll: OwnedFd,
     judgements: HashMap<MapData, u64, u32>,
     endpoints: HashMap<MapData, Plain<Endpoint>, u32>,
+    asked: HashMap<MapData, u64, u32>,
     counters: PerCpuArray<MapData, u64>,
     costs: Array<MapData, Plain<Costs>>,
     malformed: u64,
@@ -150,13 +155,20 @@ impl Capture {
         let settings = settings(config)?;
         sys::bpf_reachable().map_err(|source| KernelError::NoBpf { source })?;
         super::preflight::may_use_bpf()?;
-        let offsets = offsets::resolve(&offsets::kernel_types()?)?;
-        let settings = Settings { at: offsets, calls: offsets::calls(), ..settings };
+        let kernel = offsets::kernel_types()?;
+        let settings = Settings {
+            at: offsets::resolve(&kernel)?,
+            calls: offsets::calls(),
+            group_dead: u32::from(offsets::group_dead(&kernel)),
+            ..settings
+        };
+        drop(kernel); // megabytes
         let types = object::aya_types()?;
         let (hook, refused, mut ebpf) = choose(config, &settings, &types)?;
-        object::load_search(&mut ebpf, &types)?;
+        object::load_walks(&mut ebpf, &types)?;
+        let missing = extra::attach(&mut ebpf, &types);
         drop(types); // megabytes, and all programs are loaded
-        let mut capture = Self::around(hook, refused, ebpf)?;
+        let mut capture = Self::around(hook, refused, missing, ebpf)?;
         let failed = |why| KernelError::Map { map: map::PORTS, action: "fill", why };
         let ports = capture.ebpf.map_mut(map::PORTS).ok_or_else(|| failed("no such map".to_owned()))?;
         let mut ports: HashMap<_, u16, u32> = ports.try_into().map_err(|e: MapError| failed(chain(&e)))?;
@@ -166,21 +178,28 @@ impl Capture {
         for endpoint in &config.endpoints {
             capture.watch_endpoint(*endpoint)?;
         }
-        object::search(&mut capture.ebpf)?;
+        object::walk(&mut capture.ebpf, object::SEARCH)?;
         Ok(capture)
     }
 
-    fn around(hook: Hook, refused: Vec<RefusedHook>, mut ebpf: Ebpf) -> Result<Self, KernelError> {
+    fn around(
+        hook: Hook,
+        refused: Vec<RefusedHook>,
+        missing: Vec<MissingProgram>,
+        mut ebpf: Ebpf,
+    ) -> Result<Self, KernelError> {
         let ring = take(&mut ebpf, map::EVENTS)?;
         let ring = RingBuf::try_from(ring).map_err(|e| unusable(map::EVENTS, &e))?;
         let epoll = sys::epoll_on(ring.as_fd()).map_err(|source| KernelError::Wait { source })?;
         Ok(Self {
             hook,
             refused,
+            missing,
             ring,
             epoll,
             judgements: typed(&mut ebpf, map::JUDGEMENTS)?,
             endpoints: typed(&mut ebpf, map::ENDPOINTS)?,
+            asked: typed(&mut ebpf, map::ASKED)?,
             counters: typed(&mut ebpf, map::COUNTERS)?,
             costs: typed(&mut ebpf, map::COSTS)?,
             ebpf,
@@ -197,6 +216,11 @@ impl Capture {
     /// Back ends that were tried before it, with the reason why each was refused.
     pub fn refused(&self) -> &[RefusedHook] {
         &self.refused
+    }
+
+    /// Programs that this kernel does not take and that the capture does without, each with the reason.
+    pub fn missing(&self) -> &[MissingProgram] {
+        &self.missing
     }
 
     /// Waits until the ring is a quarter full or `timeout` has passed, whichever comes first; `true` for the
@@ -269,20 +293,27 @@ impl Capture {
     }
 
     /// Asks where these sockets (at most 64) stand: the answers ([`crate::event::What::Stand`]) are in the ring when this
-    /// returns. Those that are no more give none. Costs a walk over the open files of engine processes.
+    /// returns, unless it is full. Those that their process has closed, that the kernel has forgotten, or that come after the
+    /// 64th give none. Costs a walk over the open files of all processes (about 0.1 µs each).
     ///
     /// # Errors
     ///
     /// [`KernelError::Search`], [`KernelError::Map`].
-    #[allow(
-        clippy::unused_self,
-        clippy::unnecessary_wraps,
-        clippy::needless_pass_by_ref_mut,
-        reason = "to come"
-    )]
     pub fn ask(&mut self, sockets: &[SocketId]) -> Result<(), KernelError> {
-        let _ = sockets;
-        Ok(())
+        let sockets = sockets.get(..ASKED).unwrap_or(sockets);
+        if sockets.is_empty() {
+            return Ok(());
+        }
+        let asked =
+            sockets.iter().try_for_each(|socket| self.asked.insert(socket.0, 1, 0)).map_err(|e| {
+                KernelError::Map { map: map::ASKED, action: "update", why: chain(&e) }
+            });
+        let walked = asked.and_then(|()| object::walk(&mut self.ebpf, object::ASK));
+        for socket in sockets {
+            // Mostly the program has taken it out: nothing to tell.
+            let _ = self.asked.remove(&socket.0);
+        }
+        walked
     }
 
     /// From now on reports connect attempts to this endpoint, with their result, whoever makes them. `false`:
@@ -315,7 +346,7 @@ impl Capture {
     ///
     /// [`KernelError::Search`].
     pub fn search(&mut self) -> Result<(), KernelError> {
-        object::search(&mut self.ebpf)
+        object::walk(&mut self.ebpf, object::SEARCH)
     }
 
     /// What was lost or turned away so far.
@@ -338,6 +369,7 @@ impl Capture {
             mptcp: self.counter(counter::MPTCP)?,
             malformed: self.malformed,
             endpoints_refused: self.endpoints_refused,
+            retransmissions_merged: self.counter(counter::RETRANSMISSIONS_MERGED)?,
             not_captured,
         })
     }

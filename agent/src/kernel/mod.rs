@@ -9,6 +9,7 @@ mod btf;
 mod capture;
 mod clock;
 mod error;
+mod extra;
 mod hook;
 mod object;
 mod offsets;
@@ -20,6 +21,7 @@ mod sys;
 pub use capture::{Capture, CaptureConfig, Counters, Judgement, ProgramCost, SocketCounts};
 pub use clock::monotonic;
 pub use error::KernelError;
+pub use extra::MissingProgram;
 pub use hook::{Hook, RefusedHook};
 pub use preflight::{Check, preflight};
 
