@@ -9,9 +9,10 @@ use std::time::Duration;
 use aya::maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray, RingBuf};
 use aya::{Btf, Ebpf};
 use roomtrace_common::{
-    ASKED, Endpoint, PREFIXES, Prefix, SAMPLE_EVERY, Settings, counter, judgement, program, reason, state,
+    Endpoint, PREFIXES, Prefix, SAMPLE_EVERY, Settings, counter, judgement, program, reason, state,
 };
 
+use super::ask::Ask;
 use super::error::{KernelError, not_built};
 use super::extra::{self, MissingProgram};
 use super::hook::{Hook, RefusedHook};
@@ -131,7 +132,7 @@ pub struct Capture {
     epoll: OwnedFd,
     judgements: HashMap<MapData, u64, u32>,
     endpoints: HashMap<MapData, Plain<Endpoint>, u32>,
-    asked: HashMap<MapData, u64, u32>,
+    ask: Ask,
     counters: PerCpuArray<MapData, u64>,
     costs: Array<MapData, Plain<Costs>>,
     malformed: u64,
@@ -199,7 +200,7 @@ impl Capture {
             epoll,
             judgements: typed(&mut ebpf, map::JUDGEMENTS)?,
             endpoints: typed(&mut ebpf, map::ENDPOINTS)?,
-            asked: typed(&mut ebpf, map::ASKED)?,
+            ask: Ask::new(typed(&mut ebpf, map::ASKED)?),
             counters: typed(&mut ebpf, map::COUNTERS)?,
             costs: typed(&mut ebpf, map::COSTS)?,
             ebpf,
@@ -241,7 +242,10 @@ impl Capture {
         while taken < budget {
             let Some(item) = self.ring.next() else { break };
             match record::decode(&item) {
-                Some(event) => sink(event),
+                Some(event) => {
+                    self.ask.note(&event);
+                    sink(event);
+                }
                 None => self.malformed += 1,
             }
             taken += 1;
@@ -294,26 +298,14 @@ impl Capture {
 
     /// Asks where these sockets (at most 64) stand: the answers ([`crate::event::What::Stand`]) are in the ring when this
     /// returns, unless it is full. Those that their process has closed, that the kernel has forgotten, or that come after the
-    /// 64th give none. Costs a walk over the open files of all processes (about 0.1 µs each).
+    /// 64th give none. Costs a walk over the open files of the processes that earlier events of sockets named (of all, if
+    /// there are more than 64 of them): up to a microsecond a file.
     ///
     /// # Errors
     ///
     /// [`KernelError::Search`], [`KernelError::Map`].
     pub fn ask(&mut self, sockets: &[SocketId]) -> Result<(), KernelError> {
-        let sockets = sockets.get(..ASKED).unwrap_or(sockets);
-        if sockets.is_empty() {
-            return Ok(());
-        }
-        let asked =
-            sockets.iter().try_for_each(|socket| self.asked.insert(socket.0, 1, 0)).map_err(|e| {
-                KernelError::Map { map: map::ASKED, action: "update", why: chain(&e) }
-            });
-        let walked = asked.and_then(|()| object::walk(&mut self.ebpf, object::ASK));
-        for socket in sockets {
-            // Mostly the program has taken it out: nothing to tell.
-            let _ = self.asked.remove(&socket.0);
-        }
-        walked
+        self.ask.ask(&mut self.ebpf, sockets)
     }
 
     /// From now on reports connect attempts to this endpoint, with their result, whoever makes them. `false`:

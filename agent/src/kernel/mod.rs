@@ -5,6 +5,7 @@
 //! nothing in what it watches. What the programs may read is decided in `ebpf/programs`; see
 //! `docs/architecture.md`.
 
+mod ask;
 mod btf;
 mod capture;
 mod clock;

@@ -81,7 +81,7 @@ pub(super) fn load_walks(ebpf: &mut Ebpf, btf: &Btf) -> Result<(), KernelError> 
     Ok(())
 }
 
-/// Runs one of them once: it writes what it finds into the ring.
+/// Runs one of them once, over all processes: it writes what it finds into the ring.
 pub(super) fn walk(ebpf: &mut Ebpf, name: &str) -> Result<(), KernelError> {
     let failed = |why: String| KernelError::Search { why };
     let iter = iterator(ebpf, name)?;
@@ -92,7 +92,8 @@ pub(super) fn walk(ebpf: &mut Ebpf, name: &str) -> Result<(), KernelError> {
     Ok(())
 }
 
-fn iterator<'e>(ebpf: &'e mut Ebpf, name: &str) -> Result<&'e mut Iter, KernelError> {
+/// A program that walks.
+pub(super) fn iterator<'e>(ebpf: &'e mut Ebpf, name: &str) -> Result<&'e mut Iter, KernelError> {
     ebpf.program_mut(name)
         .ok_or_else(|| KernelError::Search { why: format!("the object has no program `{name}`") })?
         .try_into()

@@ -1,4 +1,5 @@
-//! Where the sockets stand that user space asks for: the same walk over the open files of all tasks as the search.
+//! Where the sockets stand that user space asks for: a walk over open files as in the search, of the processes that user
+//! space names to the kernel.
 //!
 //! Not over the sockets that are remembered, which would be shorter: there are kernels that refuse every iterator over a
 //! map whose values it could change.
@@ -11,7 +12,7 @@ use crate::emit::{self, States};
 use crate::maps::{ASKED, known};
 use crate::search::{self, File};
 
-/// Runs for every open file of every task.
+/// Runs for every open file.
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "iter/task_file")]
 pub unsafe extern "C" fn rt_stand(file: *const File) -> i32 {
