@@ -145,19 +145,28 @@ pub(super) fn state_status(path: &std::path::Path, counters: &state::Counters) -
 pub(super) fn status(capture: &Capture) -> Value {
     let refused: Vec<_> =
         capture.refused().iter().map(|r| json!({"hook": r.hook.name(), "why": r.why})).collect();
+    let missing: Vec<_> = capture
+        .missing()
+        .iter()
+        .map(|m| json!({"program": m.name, "not_known": m.shows, "why": m.why}))
+        .collect();
     let counters = capture.counters().ok().map(|c| {
         let not_captured: serde_json::Map<String, Value> =
             c.not_captured.iter().map(|(why, n)| (why.label().to_owned(), json!(n))).collect();
         json!({
             "records": c.records, "ring_full": c.ring_full, "storage_refused": c.storage_refused,
             "recursion": c.recursion, "foreign": c.foreign, "muted": c.muted, "mptcp": c.mptcp,
-            "malformed": c.malformed, "endpoints_refused": c.endpoints_refused, "not_captured": not_captured,
+            "malformed": c.malformed, "endpoints_refused": c.endpoints_refused,
+            "retransmissions_merged": c.retransmissions_merged, "not_captured": not_captured,
         })
     });
     let sockets = capture.sockets().ok().map(|s| {
         json!({"listening": s.listening, "connecting": s.connecting, "pending": s.pending, "zmtp": s.zmtp})
     });
-    json!({"hook": capture.hook().name(), "refused": refused, "counters": counters, "sockets": sockets})
+    json!({
+        "hook": capture.hook().name(), "refused": refused, "missing": missing, "counters": counters,
+        "sockets": sockets,
+    })
 }
 
 /// The message decoders' part of `/status`.

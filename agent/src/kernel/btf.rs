@@ -9,6 +9,7 @@ use std::ops::Range;
 /// Kinds that matter here, by their number in `include/uapi/linux/btf.h`.
 mod kind {
     pub(super) const INT: u32 = 1;
+    pub(super) const PTR: u32 = 2;
     pub(super) const ARRAY: u32 = 3;
     pub(super) const STRUCT: u32 = 4;
     pub(super) const UNION: u32 = 5;
@@ -140,6 +141,24 @@ impl Btf {
                 found.then(|| self.word(at + 4).ok())?
             })
         })
+    }
+
+    /// How many arguments a tracepoint hands to its programs, and whether the last is a truth value. `None`: there is no
+    /// such tracepoint.
+    pub(super) fn tracepoint(&self, name: &str) -> Option<(u32, bool)> {
+        // typedef void (*btf_trace_NAME)(void *, arguments)
+        let (_, typedef) = self.named(&format!("btf_trace_{name}")).find(|(_, h)| h.kind == kind::TYPEDEF)?;
+        let pointer = self.head(typedef.type_id).filter(|head| head.kind == kind::PTR)?;
+        let function = self.head(pointer.type_id).filter(|head| head.kind == kind::FUNC_PROTO)?;
+        let last = function.vlen.checked_sub(1)?;
+        let id = self.word(function.body.saturating_add(8 * size(last) + 4)).ok()?;
+        let truth = self.resolved(id).is_some_and(|head| head.kind == kind::INT && self.is_bool(&head));
+        Some((last, truth))
+    }
+
+    /// `BTF_INT_BOOL` in the encoding of an integer type.
+    fn is_bool(&self, head: &Head) -> bool {
+        self.word(head.body).is_ok_and(|encoding| (encoding >> 24) & 0x4 != 0)
     }
 
     /// Bit offset of a member and the type behind it.

@@ -12,7 +12,9 @@ use roomtrace_common::{
     Endpoint, PREFIXES, Prefix, SAMPLE_EVERY, Settings, counter, judgement, program, reason, state,
 };
 
+use super::ask::Ask;
 use super::error::{KernelError, not_built};
+use super::extra::{self, MissingProgram};
 use super::hook::{Hook, RefusedHook};
 use super::object::{self, chain, map};
 use super::ring::{Costs, Plain};
@@ -88,6 +90,8 @@ pub struct Counters {
     pub malformed: u64,
     /// Endpoints that could not be watched because the table was full.
     pub endpoints_refused: u64,
+    /// Retransmissions of watched sockets without an event of their own: within 100 ms of the one before.
+    pub retransmissions_merged: u64,
     /// Calls on watched sockets whose bytes were not captured, by reason.
     pub not_captured: Vec<(NotCaptured, u64)>,
 }
@@ -122,11 +126,13 @@ pub struct ProgramCost {
 pub struct Capture {
     hook: Hook,
     refused: Vec<RefusedHook>,
+    missing: Vec<MissingProgram>,
     ebpf: Ebpf,
     ring: RingBuf<MapData>,
     epoll: OwnedFd,
     judgements: HashMap<MapData, u64, u32>,
     endpoints: HashMap<MapData, Plain<Endpoint>, u32>,
+    ask: Ask,
     counters: PerCpuArray<MapData, u64>,
     costs: Array<MapData, Plain<Costs>>,
     malformed: u64,
@@ -150,13 +156,20 @@ impl Capture {
         let settings = settings(config)?;
         sys::bpf_reachable().map_err(|source| KernelError::NoBpf { source })?;
         super::preflight::may_use_bpf()?;
-        let offsets = offsets::resolve(&offsets::kernel_types()?)?;
-        let settings = Settings { at: offsets, calls: offsets::calls(), ..settings };
+        let kernel = offsets::kernel_types()?;
+        let settings = Settings {
+            at: offsets::resolve(&kernel)?,
+            calls: offsets::calls(),
+            group_dead: u32::from(offsets::group_dead(&kernel)),
+            ..settings
+        };
+        drop(kernel); // megabytes
         let types = object::aya_types()?;
         let (hook, refused, mut ebpf) = choose(config, &settings, &types)?;
-        object::load_search(&mut ebpf, &types)?;
+        object::load_walks(&mut ebpf, &types)?;
+        let missing = extra::attach(&mut ebpf, &types);
         drop(types); // megabytes, and all programs are loaded
-        let mut capture = Self::around(hook, refused, ebpf)?;
+        let mut capture = Self::around(hook, refused, missing, ebpf)?;
         let failed = |why| KernelError::Map { map: map::PORTS, action: "fill", why };
         let ports = capture.ebpf.map_mut(map::PORTS).ok_or_else(|| failed("no such map".to_owned()))?;
         let mut ports: HashMap<_, u16, u32> = ports.try_into().map_err(|e: MapError| failed(chain(&e)))?;
@@ -166,21 +179,28 @@ impl Capture {
         for endpoint in &config.endpoints {
             capture.watch_endpoint(*endpoint)?;
         }
-        object::search(&mut capture.ebpf)?;
+        object::walk(&mut capture.ebpf, object::SEARCH)?;
         Ok(capture)
     }
 
-    fn around(hook: Hook, refused: Vec<RefusedHook>, mut ebpf: Ebpf) -> Result<Self, KernelError> {
+    fn around(
+        hook: Hook,
+        refused: Vec<RefusedHook>,
+        missing: Vec<MissingProgram>,
+        mut ebpf: Ebpf,
+    ) -> Result<Self, KernelError> {
         let ring = take(&mut ebpf, map::EVENTS)?;
         let ring = RingBuf::try_from(ring).map_err(|e| unusable(map::EVENTS, &e))?;
         let epoll = sys::epoll_on(ring.as_fd()).map_err(|source| KernelError::Wait { source })?;
         Ok(Self {
             hook,
             refused,
+            missing,
             ring,
             epoll,
             judgements: typed(&mut ebpf, map::JUDGEMENTS)?,
             endpoints: typed(&mut ebpf, map::ENDPOINTS)?,
+            ask: Ask::new(typed(&mut ebpf, map::ASKED)?),
             counters: typed(&mut ebpf, map::COUNTERS)?,
             costs: typed(&mut ebpf, map::COSTS)?,
             ebpf,
@@ -197,6 +217,11 @@ impl Capture {
     /// Back ends that were tried before it, with the reason why each was refused.
     pub fn refused(&self) -> &[RefusedHook] {
         &self.refused
+    }
+
+    /// Programs that this kernel does not take and that the capture does without, each with the reason.
+    pub fn missing(&self) -> &[MissingProgram] {
+        &self.missing
     }
 
     /// Waits until the ring is a quarter full or `timeout` has passed, whichever comes first; `true` for the
@@ -217,7 +242,10 @@ impl Capture {
         while taken < budget {
             let Some(item) = self.ring.next() else { break };
             match record::decode(&item) {
-                Some(event) => sink(event),
+                Some(event) => {
+                    self.ask.note(&event);
+                    sink(event);
+                }
                 None => self.malformed += 1,
             }
             taken += 1;
@@ -269,20 +297,15 @@ impl Capture {
     }
 
     /// Asks where these sockets (at most 64) stand: the answers ([`crate::event::What::Stand`]) are in the ring when this
-    /// returns. Those that are no more give none. Costs a walk over the open files of engine processes.
+    /// returns, unless it is full. Those that their process has closed, that the kernel has forgotten, or that come after the
+    /// 64th give none. Costs a walk over the open files of the processes that earlier events of sockets named (of all, if
+    /// there are more than 64 of them): up to a microsecond a file.
     ///
     /// # Errors
     ///
     /// [`KernelError::Search`], [`KernelError::Map`].
-    #[allow(
-        clippy::unused_self,
-        clippy::unnecessary_wraps,
-        clippy::needless_pass_by_ref_mut,
-        reason = "to come"
-    )]
     pub fn ask(&mut self, sockets: &[SocketId]) -> Result<(), KernelError> {
-        let _ = sockets;
-        Ok(())
+        self.ask.ask(&mut self.ebpf, sockets)
     }
 
     /// From now on reports connect attempts to this endpoint, with their result, whoever makes them. `false`:
@@ -315,7 +338,7 @@ impl Capture {
     ///
     /// [`KernelError::Search`].
     pub fn search(&mut self) -> Result<(), KernelError> {
-        object::search(&mut self.ebpf)
+        object::walk(&mut self.ebpf, object::SEARCH)
     }
 
     /// What was lost or turned away so far.
@@ -338,6 +361,7 @@ impl Capture {
             mptcp: self.counter(counter::MPTCP)?,
             malformed: self.malformed,
             endpoints_refused: self.endpoints_refused,
+            retransmissions_merged: self.counter(counter::RETRANSMISSIONS_MERGED)?,
             not_captured,
         })
     }

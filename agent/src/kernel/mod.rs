@@ -5,10 +5,12 @@
 //! nothing in what it watches. What the programs may read is decided in `ebpf/programs`; see
 //! `docs/architecture.md`.
 
+mod ask;
 mod btf;
 mod capture;
 mod clock;
 mod error;
+mod extra;
 mod hook;
 mod object;
 mod offsets;
@@ -20,6 +22,7 @@ mod sys;
 pub use capture::{Capture, CaptureConfig, Counters, Judgement, ProgramCost, SocketCounts};
 pub use clock::monotonic;
 pub use error::KernelError;
+pub use extra::MissingProgram;
 pub use hook::{Hook, RefusedHook};
 pub use preflight::{Check, preflight};
 

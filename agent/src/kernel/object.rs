@@ -22,6 +22,7 @@ pub(super) mod map {
     pub(in crate::kernel) const COUNTERS: &str = "COUNTERS";
     pub(in crate::kernel) const COSTS: &str = ".bss"; // its only variable
     pub(in crate::kernel) const JUDGEMENTS: &str = "JUDGEMENTS";
+    pub(in crate::kernel) const ASKED: &str = "ASKED";
     pub(in crate::kernel) const ENDPOINTS: &str = "ENDPOINTS";
     pub(in crate::kernel) const PORTS: &str = "PORTS";
 }
@@ -67,16 +68,23 @@ pub(super) fn attach(ebpf: &mut Ebpf, hook: Hook, btf: &Btf) -> Result<(), Kerne
     }
 }
 
-/// Loads the program that lists sockets; [`search`] runs it.
-pub(super) fn load_search(ebpf: &mut Ebpf, btf: &Btf) -> Result<(), KernelError> {
-    let iter = iterator(ebpf)?;
-    iter.load("task_file", btf).map_err(|e| refused(program::NAMES[program::FOUND], e))
+/// Name of the program that lists sockets.
+pub(super) const SEARCH: &str = program::NAMES[program::FOUND];
+/// Name of the program that says where those stand that are asked for.
+pub(super) const ASK: &str = program::NAMES[program::STAND];
+
+/// Loads the programs that go over the open files of all processes; [`walk`] runs them.
+pub(super) fn load_walks(ebpf: &mut Ebpf, btf: &Btf) -> Result<(), KernelError> {
+    for name in [SEARCH, ASK] {
+        iterator(ebpf, name)?.load("task_file", btf).map_err(|e| refused(name, e))?;
+    }
+    Ok(())
 }
 
-/// Lists the sockets of all processes once: the program writes what it finds into the ring.
-pub(super) fn search(ebpf: &mut Ebpf) -> Result<(), KernelError> {
+/// Runs one of them once, over all processes: it writes what it finds into the ring.
+pub(super) fn walk(ebpf: &mut Ebpf, name: &str) -> Result<(), KernelError> {
     let failed = |why: String| KernelError::Search { why };
-    let iter = iterator(ebpf)?;
+    let iter = iterator(ebpf, name)?;
     let link = iter.attach().and_then(|id| iter.take_link(id)).map_err(|e| failed(chain(&e)))?;
     let mut file = link.into_file().map_err(|e| failed(chain(&e)))?;
     // The program writes nothing into the file itself; reading it to its end makes it run.
@@ -84,8 +92,8 @@ pub(super) fn search(ebpf: &mut Ebpf) -> Result<(), KernelError> {
     Ok(())
 }
 
-fn iterator(ebpf: &mut Ebpf) -> Result<&mut Iter, KernelError> {
-    let name = program::NAMES[program::FOUND];
+/// A program that walks.
+pub(super) fn iterator<'e>(ebpf: &'e mut Ebpf, name: &str) -> Result<&'e mut Iter, KernelError> {
     ebpf.program_mut(name)
         .ok_or_else(|| KernelError::Search { why: format!("the object has no program `{name}`") })?
         .try_into()

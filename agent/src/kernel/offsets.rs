@@ -51,6 +51,11 @@ pub(super) fn resolve(btf: &Btf) -> Result<Offsets, KernelError> {
         tcp_rcv_nxt: tcp.at("rcv_nxt")?,
         tcp_bytes_acked: tcp.at("bytes_acked")?,
         tcp_bytes_received: tcp.at("bytes_received")?,
+        tcp_snd_nxt: tcp.at("snd_nxt")?,
+        tcp_retransmits: tcp.at("inet_conn.icsk_retransmits")?,
+        task_exit_code: task.at("exit_code")?,
+        task_signal: task.at("signal")?,
+        signal_live: if group_dead(btf) { 0 } else { Structure::named(btf, "signal_struct")?.at("live")? },
         task_flags: task.at("flags")?,
         task_files: task.at("files")?,
         task_tgid: task.at("tgid")?,
@@ -71,6 +76,11 @@ pub(super) fn resolve(btf: &Btf) -> Result<Offsets, KernelError> {
         regs_arg3,
         sock_done_bit: enumerator(btf, "sock_flags", "SOCK_DONE")?,
     })
+}
+
+/// Whether `sched_process_exit` says that the process is gone (its second argument, a truth value).
+pub(super) fn group_dead(btf: &Btf) -> bool {
+    btf.tracepoint("sched_process_exit").is_some_and(|(arguments, truth)| arguments >= 2 && truth)
 }
 
 /// Numbers of the system calls that name a buffer, on the machine this is built for.

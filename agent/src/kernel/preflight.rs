@@ -7,7 +7,7 @@ use caps::{CapSet, Capability};
 
 use super::btf::Btf;
 use super::error::KernelError;
-use super::{offsets, sys};
+use super::{extra, offsets, sys};
 
 /// One thing that `doctor` looks at.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,6 +52,11 @@ pub fn preflight() -> Vec<Check> {
             "bpf_sk_storage_get",
             "remembers which sockets matter, so that all others cost next to nothing",
         ));
+    }
+    if let Ok(types) = &types {
+        for (_, name, shows) in extra::TRACEPOINTS {
+            checks.push(optional_type(types, &format!("btf_trace_{name}"), name, shows));
+        }
     }
     // Without BTF that is said already.
     if let Ok(types) = &types {
@@ -154,6 +159,18 @@ fn known_type(
         found: format!("{shown} {}", if ok { "there" } else { "not in this kernel" }),
         why_needed,
         what_to_do: if ok { String::new() } else { "use Linux 6.3 or newer".to_owned() },
+    }
+}
+
+/// Something that the capture does without where it is missing.
+fn optional_type(types: &Btf, type_name: &str, shown: &str, why_needed: &'static str) -> Check {
+    let there = types.has(type_name);
+    Check {
+        name: "optional hook",
+        ok: true,
+        found: format!("{shown} {}", if there { "there" } else { "not in this kernel: done without" }),
+        why_needed,
+        what_to_do: String::new(),
     }
 }
 

@@ -4,11 +4,11 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use roomtrace_common::{RECORD, Record, direction, flag, kind, reason};
+use roomtrace_common::{Caller, RECORD, Record, direction, flag, kind, reason, trouble};
 
 use crate::event::{
     Addresses, Body, Bytes, Comm, Direction, Event, Found, Mono, NotCaptured, Sequence, SocketEvent,
-    SocketId, StateChange, Task, TcpState, What,
+    SocketId, Stand, StateChange, Task, TaskChange, TaskEvent, TcpState, Trouble, What,
 };
 
 /// The event in `item`, or `None` when it is none that this version knows.
@@ -28,6 +28,14 @@ pub(super) fn decode(item: &[u8]) -> Option<Event<'_>> {
             sequence: sequence(&record),
             base: (record.flags & flag::BASE != 0).then_some((record.base[0], record.base[1])),
         }),
+        kind::TROUBLE => What::Trouble(trouble(&record)?),
+        kind::STAND => What::Stand(Stand {
+            state: TcpState::from_kernel(record.old),
+            sequence: sequence(&record),
+            sent: record.end,
+            retransmits: record.len,
+        }),
+        kind::EXIT => return Some(Event::Task(ended(&record))),
         _ => return None,
     };
     Some(Event::Socket(SocketEvent {
@@ -38,14 +46,31 @@ pub(super) fn decode(item: &[u8]) -> Option<Event<'_>> {
             local: address(&record.ends.local, record.ends.local_port, record.flags),
             peer: address(&record.ends.peer, record.ends.peer_port, record.flags),
         },
-        task: (record.flags & flag::TASK != 0).then_some(Task {
-            tgid: record.caller.tgid,
-            tid: record.caller.tid,
-            comm: Comm(record.caller.comm),
-            cgroup: record.caller.cgroup,
-        }),
+        task: (record.flags & flag::TASK != 0).then_some(task(&record.caller)),
         what,
     }))
+}
+
+const fn task(caller: &Caller) -> Task {
+    Task { tgid: caller.tgid, tid: caller.tid, comm: Comm(caller.comm), cgroup: caller.cgroup }
+}
+
+const fn ended(record: &Record) -> TaskEvent {
+    TaskEvent {
+        at: Mono(record.at),
+        task: task(&record.caller),
+        name: Comm(record.ends.local),
+        what: TaskChange::Exited { code: record.error, process: record.new != 0 },
+    }
+}
+
+const fn trouble(record: &Record) -> Option<Trouble> {
+    Some(match record.old {
+        trouble::RETRANSMITTED => Trouble::Retransmitted { una: record.snd_una, write: record.write_seq },
+        trouble::RESET_SENT => Trouble::ResetSent,
+        trouble::RESET_RECEIVED => Trouble::ResetReceived,
+        _ => return None,
+    })
 }
 
 fn bytes<'a>(record: &Record, rest: &'a [u8]) -> Option<Bytes<'a>> {

@@ -20,6 +20,14 @@ pub const PREFIXES: usize = 8;
 /// Whose call it is is asked for again after this many calls of one thread on one socket.
 pub const CALLER_EVERY: u32 = 64;
 
+/// Of one socket, retransmissions are reported at least this far apart, in nanoseconds. Less than the shortest time
+/// after which an unanswered retransmission is repeated (200 ms, `TCP_RTO_MIN` in the kernel's `include/net/tcp.h`), so
+/// only those are left out that come in a row because a loss is being repaired.
+pub const TROUBLE_EVERY: u64 = 100_000_000;
+
+/// How many sockets can be asked for at once.
+pub const ASKED: usize = 64;
+
 /// Of this many runs of a program one is timed.
 pub const SAMPLE_EVERY: u64 = 128;
 
@@ -34,11 +42,13 @@ pub mod kind {
     pub const STATE: u8 = 2;
     /// A socket that was there before.
     pub const FOUND: u8 = 3;
-    /// Where a socket stands, because user space asked.
+    /// Where a socket stands, because user space asked: its TCP state in `old`, `snd_nxt` in `end`,
+    /// `icsk_retransmits` in `len`.
     pub const STAND: u8 = 4;
-    /// TCP had trouble ([`crate::trouble`] in `old`).
+    /// TCP had trouble ([`crate::trouble`] in `old`, the TCP state in `new`).
     pub const TROUBLE: u8 = 5;
-    /// A thread has ended.
+    /// A thread has ended: its own name in `ends.local`, its exit code in `error`, 1 in `new` if its process is gone
+    /// with it. There is no socket: the other fields but `at` and `caller` are zero.
     pub const EXIT: u8 = 6;
 }
 
@@ -211,6 +221,8 @@ pub struct Socket {
     pub cookie: u64,
     /// When it was established.
     pub at: u64,
+    /// When a retransmission of it was last reported.
+    pub trouble_at: u64,
     /// See [`mark`]; changed atomically.
     pub flags: u32,
     /// See [`state`].
@@ -273,8 +285,11 @@ pub mod counter {
     pub const ENTERED: u32 = 16;
     /// Sockets that left a state: this plus [`crate::state`].
     pub const LEFT: u32 = 24;
+    /// Retransmissions that were not reported because the socket's last one was reported less than
+    /// [`crate::TROUBLE_EVERY`] before.
+    pub const RETRANSMISSIONS_MERGED: u32 = 32;
     /// How many there are.
-    pub const COUNT: u32 = 32;
+    pub const COUNT: u32 = 33;
 }
 
 /// The programs, in the order of their cost slots.
@@ -287,10 +302,30 @@ pub mod program {
     pub const STATE: usize = 2;
     /// `iter/task_file`.
     pub const FOUND: usize = 3;
+    /// `iter/task_file` again, for those that user space asks for.
+    pub const STAND: usize = 4;
+    /// `sched_process_exit`.
+    pub const EXIT: usize = 5;
+    /// `tcp_retransmit_skb`.
+    pub const RETRANSMIT: usize = 6;
+    /// `tcp_send_reset`.
+    pub const RESET_SENT: usize = 7;
+    /// `tcp_receive_reset`.
+    pub const RESET_RECEIVED: usize = 8;
     /// How many there are.
-    pub const COUNT: usize = 4;
+    pub const COUNT: usize = 9;
     /// Their names in the object (which also has `rt_empty`, that does nothing, to measure against).
-    pub const NAMES: [&str; COUNT] = ["rt_send", "rt_receive", "rt_state", "rt_found"];
+    pub const NAMES: [&str; COUNT] = [
+        "rt_send",
+        "rt_receive",
+        "rt_state",
+        "rt_found",
+        "rt_stand",
+        "rt_exit",
+        "rt_retransmit",
+        "rt_reset_sent",
+        "rt_reset_received",
+    ];
 }
 
 /// Own cost of one program on one CPU.
@@ -323,6 +358,8 @@ pub struct Settings {
     pub fresh_budget: u32,
     /// How many of `prefixes` count.
     pub prefixes_used: u32,
+    /// 1: this kernel's `sched_process_exit` says in its second argument whether the process is gone.
+    pub group_dead: u32,
     /// Comm prefixes of engine processes.
     pub prefixes: [Prefix; PREFIXES],
 }
@@ -361,6 +398,10 @@ words! {
         net_inum,
         socket_sk, socket_file,
         tcp_sport, tcp_write_seq, tcp_snd_una, tcp_copied_seq, tcp_rcv_nxt, tcp_bytes_acked, tcp_bytes_received,
+        tcp_snd_nxt, tcp_retransmits,
+        task_exit_code, task_signal,
+        /// 0 where [`Settings::group_dead`] is 1: not needed then.
+        signal_live,
         task_flags, task_files, task_tgid, task_pid, task_comm, task_group_leader, task_cgroups,
         css_set_dfl_cgrp, cgroup_kn, kernfs_node_id,
         files_fdt, fdtable_max_fds, fdtable_fd,

@@ -23,6 +23,7 @@ pub unsafe fn announce(sk: Sock, tcp: Tcp, socket: *mut Socket, stand: [u32; 2],
             at: (*socket).at,
             base: None,
             stand: Some((*socket).base),
+            more: [0, 0],
         }
     } else {
         let state = sk.state();
@@ -33,6 +34,7 @@ pub unsafe fn announce(sk: Sock, tcp: Tcp, socket: *mut Socket, stand: [u32; 2],
             at: g::bpf_ktime_get_ns(),
             base: base(tcp),
             stand: Some(stand),
+            more: [0, 0],
         }
     };
     emit::states(sk, tcp, (*socket).cookie, &told, who);

@@ -34,6 +34,8 @@ pub struct States {
     pub base: Option<[u32; 2]>,
     /// Sequence numbers to report instead of the current ones.
     pub stand: Option<[u32; 2]>,
+    /// What goes into `len` and `end`, by kind.
+    pub more: [u32; 2],
 }
 
 #[inline(always)]
@@ -41,8 +43,9 @@ fn ring() -> *mut core::ffi::c_void {
     (&raw const EVENTS).cast_mut().cast()
 }
 
+/// Room for a record, or null: the ring is full, which is counted.
 #[inline(always)]
-unsafe fn reserve<const BODY: usize>() -> *mut Record {
+pub unsafe fn reserve<const BODY: usize>() -> *mut Record {
     let record: *mut Record = g::bpf_ringbuf_reserve(ring(), (RECORD + BODY) as u64, 0).cast();
     if record.is_null() {
         count(counter::RING_FULL);
@@ -53,7 +56,7 @@ unsafe fn reserve<const BODY: usize>() -> *mut Record {
 /// Hands a record over. User space is woken when the ring is a quarter full, which every eighth record of a CPU
 /// looks at; below that its timer serves.
 #[inline(always)]
-unsafe fn submit(record: *mut Record) {
+pub unsafe fn submit(record: *mut Record) {
     let mut wake = NO_WAKEUP;
     if count(counter::RECORDS) & 7 == 0
         && g::bpf_ringbuf_query(ring(), AVAIL_DATA) >= u64::from(setting!(wake_above))
@@ -65,7 +68,7 @@ unsafe fn submit(record: *mut Record) {
 
 /// Who `task` is.
 #[inline(always)]
-unsafe fn caller(task: Task) -> Caller {
+pub unsafe fn caller(task: Task) -> Caller {
     // Two words at a time: unaligned stores would be bytes.
     let comm: [u64; 2] = peek(task.leader().comm());
     Caller {
@@ -106,7 +109,7 @@ unsafe fn put<T, const WORDS: usize>(to: *mut T, from: *const T) {
 
 /// TCP states before and after, and the zeroes behind them, in one word.
 #[inline(always)]
-unsafe fn old_and_new(record: *mut Record, old: u8, new: u8) {
+pub unsafe fn old_and_new(record: *mut Record, old: u8, new: u8) {
     const { assert!(core::mem::offset_of!(Record, old) == RECORD - 8) };
     (&raw mut (*record).old).cast::<u64>().write(u64::from_ne_bytes([old, new, 0, 0, 0, 0, 0, 0]));
 }
@@ -138,8 +141,9 @@ pub unsafe fn states(sk: Sock, tcp: Tcp, cookie: u64, states: &States, who: Opti
     }
     (*record).at = states.at;
     (*record).cookie = cookie;
-    (*record).write_seq = tcp.write_seq();
+    // In this order, because they move meanwhile: no difference between them is ever negative.
     (*record).snd_una = tcp.snd_una();
+    (*record).write_seq = tcp.write_seq();
     (*record).copied_seq = tcp.copied_seq();
     (*record).rcv_nxt = tcp.rcv_nxt();
     let (ends, mut flags) = ends(sk, tcp);
@@ -162,8 +166,8 @@ pub unsafe fn states(sk: Sock, tcp: Tcp, cookie: u64, states: &States, who: Opti
         flags |= flag::BASE;
     }
     (*record).flags = flags;
-    (*record).len = 0;
-    (*record).end = 0;
+    (*record).len = states.more[0];
+    (*record).end = states.more[1];
     (*record).error = if states.stand.is_some() { 0 } else { sk.error() };
     (*record).kind = states.kind;
     (*record).direction = 0;

@@ -172,6 +172,17 @@ impl Tcp {
         load(self.0, setting!(at.tcp_rcv_nxt))
     }
 
+    #[inline(always)]
+    pub unsafe fn snd_nxt(self) -> u32 {
+        load(self.0, setting!(at.tcp_snd_nxt))
+    }
+
+    /// How often the byte at `snd_una` was sent again since it was last acknowledged (`icsk_retransmits`).
+    #[inline(always)]
+    pub unsafe fn retransmits(self) -> u32 {
+        u32::from(load::<u8>(self.0, setting!(at.tcp_retransmits)))
+    }
+
     /// `snd_una - bytes_acked`: the first byte ever sent, or one before it where this side connected (its SYN
     /// counts). `None` if the two were torn.
     #[inline(always)]
@@ -218,6 +229,19 @@ impl Task {
     #[inline(always)]
     pub unsafe fn comm(self) -> *const u8 {
         self.0.add(setting!(at.task_comm) as usize)
+    }
+
+    /// As `wait` would have it.
+    #[inline(always)]
+    pub unsafe fn exit_code(self) -> u32 {
+        load(self.0, setting!(at.task_exit_code))
+    }
+
+    /// Whether every thread of its process has begun to end.
+    #[inline(always)]
+    pub unsafe fn none_lives(self) -> bool {
+        let signal: *const u8 = load(self.0, setting!(at.task_signal));
+        !signal.is_null() && load::<u32>(signal, setting!(at.signal_live)) == 0
     }
 
     #[inline(always)]

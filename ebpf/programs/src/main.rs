@@ -1,8 +1,9 @@
 //! The kernel programs: which sockets matter, and what goes through them.
 //!
-//! They read and never change what they watch. Four programs: bytes sent, bytes received, changes of TCP state,
-//! and a search for sockets that are already open. What is not a watched socket leaves after one look-up in its
-//! socket storage.
+//! They read and never change what they watch. Five programs without which there is no capture: bytes sent, bytes
+//! received, changes of TCP state, a search for sockets that are already open, and where those stand that are asked for.
+//! Four more where the kernel has their tracepoints: the end of a thread, segments sent again, resets sent and received.
+//! What is not a watched socket leaves after one look-up in its socket storage.
 //!
 //! Pointers to kernel structures come typed from the kernel; members are loaded directly at offsets that user
 //! space took from the kernel's BTF (`SETTINGS`, constant for the verifier), which the verifier checks against
@@ -15,17 +16,21 @@ mod announce;
 mod call;
 mod cost;
 mod emit;
+mod exit;
 mod greeting;
 mod kernel;
 mod maps;
 mod moved;
 mod search;
+mod stand;
 mod state;
+mod trouble;
 mod watch;
 
+use aya_ebpf::EbpfContext as _;
 use aya_ebpf::macros::btf_tracepoint;
 use aya_ebpf::programs::BtfTracePointContext;
-use roomtrace_common::{direction, program};
+use roomtrace_common::{direction, program, trouble as which};
 
 use crate::cost::Timer;
 use crate::kernel::Sock;
@@ -53,6 +58,49 @@ pub fn rt_receive(ctx: BtfTracePointContext) -> i32 {
 pub fn rt_state(ctx: BtfTracePointContext) -> i32 {
     let timer = Timer::start(program::STATE);
     unsafe { state::changed(Sock(ctx.arg(0)), ctx.arg(1), ctx.arg(2)) };
+    timer.stop();
+    0
+}
+
+/// `sched_process_exit(struct task_struct *p, bool group_dead)`: see [`exit::ended`].
+#[btf_tracepoint(function = "sched_process_exit")]
+pub fn rt_exit(ctx: BtfTracePointContext) -> i32 {
+    let timer = Timer::start(program::EXIT);
+    unsafe { exit::ended(&ctx) };
+    timer.stop();
+    0
+}
+
+/// `tcp_retransmit_skb(const struct sock *sk, const struct sk_buff *skb, …)`.
+#[btf_tracepoint(function = "tcp_retransmit_skb")]
+pub fn rt_retransmit(ctx: BtfTracePointContext) -> i32 {
+    let timer = Timer::start(program::RETRANSMIT);
+    unsafe { trouble::retransmitted(Sock(ctx.arg(0))) };
+    timer.stop();
+    0
+}
+
+/// `tcp_send_reset(const struct sock *sk, …)`: `sk` may be null, or no full socket.
+#[btf_tracepoint(function = "tcp_send_reset")]
+pub fn rt_reset_sent(ctx: BtfTracePointContext) -> i32 {
+    let timer = Timer::start(program::RESET_SENT);
+    unsafe {
+        if !trouble::is_null(ctx.as_ptr().cast()) {
+            let sk = Sock(ctx.arg(0));
+            if !sk.0.is_null() {
+                trouble::reset(sk, which::RESET_SENT);
+            }
+        }
+    }
+    timer.stop();
+    0
+}
+
+/// `tcp_receive_reset(struct sock *sk)`.
+#[btf_tracepoint(function = "tcp_receive_reset")]
+pub fn rt_reset_received(ctx: BtfTracePointContext) -> i32 {
+    let timer = Timer::start(program::RESET_RECEIVED);
+    unsafe { trouble::reset(Sock(ctx.arg(0)), which::RESET_RECEIVED) };
     timer.stop();
     0
 }

@@ -6,7 +6,7 @@ use core::ptr;
 use aya_ebpf::helpers::generated as g;
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::{HashMap, LruHashMap, PerCpuArray, RingBuf};
-use roomtrace_common::{COST_SLOTS, Cost, Endpoint, Settings, Socket, counter, mark, program, state};
+use roomtrace_common::{ASKED as MOST_ASKED, COST_SLOTS, Cost, Endpoint, Settings, Socket, counter, mark, program, state};
 
 use crate::kernel::Sock;
 
@@ -40,6 +40,10 @@ pub static JUDGEMENTS: LruHashMap<u64, u32> = LruHashMap::with_max_entries(16384
 /// Endpoints to which connect attempts are reported.
 #[map]
 pub static ENDPOINTS: HashMap<Endpoint, u32> = HashMap::with_max_entries(4096, 0);
+
+/// Cookies of the sockets of which user space wants to know where they stand.
+#[map]
+pub static ASKED: HashMap<u64, u32> = HashMap::with_max_entries(MOST_ASKED as u32, 0);
 
 /// Ports that are followed whoever owns them.
 #[map]

@@ -30,18 +30,27 @@ pub unsafe extern "C" fn rt_found(file: *const File) -> i32 {
     0
 }
 
+/// The TCP socket that this file is, or null.
 #[inline(always)]
-unsafe fn found(at: *const File) {
-    let (file, task) = ((*at).file, Task((*at).task));
-    if file.is_null() || task.0.is_null() {
-        return;
+pub unsafe fn tcp(at: *const File) -> Sock {
+    const NONE: Sock = Sock(core::ptr::null());
+    let file = (*at).file;
+    if file.is_null() {
+        return NONE;
     }
     let socket = g::bpf_sock_from_file(file.cast_mut().cast()) as *const u8;
     if socket.is_null() {
-        return;
+        return NONE;
     }
     let sk = Sock(load(socket, setting!(at.socket_sk)));
-    if sk.0.is_null() || sk.protocol() != TCP {
+    if sk.0.is_null() || sk.protocol() != TCP { NONE } else { sk }
+}
+
+#[inline(always)]
+unsafe fn found(at: *const File) {
+    let task = Task((*at).task);
+    let sk = tcp(at);
+    if sk.0.is_null() || task.0.is_null() {
         return;
     }
     let tcp = sk.tcp();

@@ -13,8 +13,10 @@ use crate::watch;
 pub const ESTABLISHED: u8 = 1;
 pub const SYN_SENT: u8 = 2;
 pub const SYN_RECV: u8 = 3;
+pub const TIME_WAIT: u8 = 6;
 pub const CLOSE: u8 = 7;
 pub const LISTEN: u8 = 10;
+pub const NEW_SYN_RECV: u8 = 12;
 
 /// `sk` goes from state `old` to `new`.
 #[inline(always)]
@@ -108,6 +110,6 @@ unsafe fn established(sk: Sock, tcp: Tcp, old: u8) {
 #[inline(always)]
 unsafe fn tell(sk: Sock, tcp: Tcp, socket: *const Socket, old: u8, new: u8, who: Option<Task>) {
     let at = g::bpf_ktime_get_ns();
-    let change = States { kind: kind::STATE, old, new, at, base: None, stand: None };
+    let change = States { kind: kind::STATE, old, new, at, base: None, stand: None, more: [0, 0] };
     emit::states(sk, tcp, (*socket).cookie, &change, who);
 }
