@@ -45,6 +45,10 @@ pub static ENDPOINTS: HashMap<Endpoint, u32> = HashMap::with_max_entries(4096, 0
 #[map]
 pub static PORTS: HashMap<u16, u32> = HashMap::with_max_entries(64, 0);
 
+/// Processes that user space counts among the engines, by process id.
+#[map]
+pub static PROCESSES: HashMap<u32, u32> = HashMap::with_max_entries(1024, 0);
+
 /// Socket storage, freed with its socket. Written out because aya's type takes only `cgroup/sock_addr` contexts
 /// and has no `BPF_F_CLONE` (what a listener is marked with passes to the sockets it accepts).
 #[repr(C)]
