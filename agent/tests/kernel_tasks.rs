@@ -308,9 +308,11 @@ fn a_repair_of_many_segments_is_told_once_and_the_rest_is_counted() {
     for _ in 0..8 {
         pair.send(&[b'x'; 900]);
     }
-    assert!(live.until(|events| {
-        events.iter().any(|e| e.socket == client && matches!(e.what, Kept::Trouble(_)))
-    }));
+    assert!(
+        live.until(|events| {
+            events.iter().any(|e| e.socket == client && matches!(e.what, Kept::Trouble(_)))
+        })
+    );
     black_hole(&pair.server, false);
     pair.read(8 * 900);
     live.drain();
@@ -350,7 +352,8 @@ fn resets_of_sockets_that_nobody_watches_are_passed_over() {
     TcpStream::connect(at).unwrap_err();
     assert!(runs(&live) >= before + 2, "the program ran");
     live.drain();
-    let of_it = |e: &&live::Seen| e.addresses.local.port() == at.port() || e.addresses.peer.port() == at.port();
+    let of_it =
+        |e: &&live::Seen| e.addresses.local.port() == at.port() || e.addresses.peer.port() == at.port();
     assert!(!live.events.iter().filter(of_it).any(|e| matches!(e.what, Kept::Trouble(_))));
 }
 
@@ -377,7 +380,10 @@ fn who_asks_is_told_what_is_unread_and_nothing_of_what_is_gone() {
     let (local, peer) = pair.addresses();
     assert_eq!((told.addresses.local, told.addresses.peer), (peer, local));
     let Kept::Stand(of_server) = told.what else { panic!() };
-    assert_eq!((of_server.state, unread(&of_server), unacknowledged(&of_server)), (TcpState::Established, 10, 0));
+    assert_eq!(
+        (of_server.state, unread(&of_server), unacknowledged(&of_server)),
+        (TcpState::Established, 10, 0)
+    );
     pair.read(4);
     assert_eq!(unread(&stand(&mut live, server).unwrap()), 6);
     let of_client = stand(&mut live, client).unwrap();

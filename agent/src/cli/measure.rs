@@ -97,6 +97,7 @@ fn kernel(out: &mut MetricsSnapshot, capture: &Capture) {
             ("kernel", "recursion", counters.recursion),
             ("kernel", "malformed", counters.malformed),
             ("kernel", "endpoints_full", counters.endpoints_refused),
+            ("kernel", "processes_full", counters.processes_refused),
             ("kernel", "mptcp", counters.mptcp),
         ]);
     }
@@ -157,11 +158,14 @@ pub(super) fn status(capture: &Capture) -> Value {
             "records": c.records, "ring_full": c.ring_full, "storage_refused": c.storage_refused,
             "recursion": c.recursion, "foreign": c.foreign, "muted": c.muted, "mptcp": c.mptcp,
             "malformed": c.malformed, "endpoints_refused": c.endpoints_refused,
-            "retransmissions_merged": c.retransmissions_merged, "not_captured": not_captured,
+            "retransmissions_merged": c.retransmissions_merged,
+            "processes_refused": c.processes_refused, "not_captured": not_captured,
         })
     });
     let sockets = capture.sockets().ok().map(|s| {
-        json!({"listening": s.listening, "connecting": s.connecting, "pending": s.pending, "zmtp": s.zmtp})
+        json!({
+            "listening": s.listening, "connecting": s.connecting, "pending": s.pending, "zmtp": s.zmtp, "http": s.http,
+        })
     });
     json!({
         "hook": capture.hook().name(), "refused": refused, "missing": missing, "counters": counters,

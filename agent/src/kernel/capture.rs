@@ -40,8 +40,12 @@ pub struct CaptureConfig {
     /// not begin with a ZMTP greeting, are shipped before user space has judged it.
     pub found_budget: u32,
     /// How many bytes of any other new connection may pass unread (by `io_uring`, `sendfile`, …) before it is
-    /// forgotten; one that begins with other bytes than a ZMTP greeting is forgotten at once.
+    /// forgotten; one that begins with other bytes than a ZMTP greeting is forgotten at once. Also how much is shipped
+    /// of an engine process's connection that begins neither as ZMTP nor as HTTP/1 does, so that it can be named.
     pub fresh_budget: u32,
+    /// Whether HTTP of engine processes is followed: begin and end of requests and answers, never more than 1024 bytes
+    /// of each end of a longer call. Off: such connections are forgotten like any other.
+    pub requests: bool,
 }
 
 impl Default for CaptureConfig {
@@ -54,6 +58,7 @@ impl Default for CaptureConfig {
             ring_bytes: 8 << 20,
             found_budget: 1 << 20,
             fresh_budget: 4096,
+            requests: true,
         }
     }
 }
@@ -92,7 +97,10 @@ pub struct Counters {
     pub endpoints_refused: u64,
     /// Retransmissions of watched sockets without an event of their own: within 100 ms of the one before.
     pub retransmissions_merged: u64,
-    /// Calls on watched sockets whose bytes were not captured, by reason.
+    /// Processes that could not be watched because the table was full.
+    pub processes_refused: u64,
+    /// Calls on watched sockets whose bytes, or those between their ends, were not captured, by reason. Calls of a
+    /// streamed HTTP answer that are not even seen by length are in none.
     pub not_captured: Vec<(NotCaptured, u64)>,
 }
 
@@ -107,6 +115,8 @@ pub struct SocketCounts {
     pub pending: u64,
     /// Followed as ZMTP.
     pub zmtp: u64,
+    /// Followed as HTTP.
+    pub http: u64,
 }
 
 /// What one program has cost so far.
@@ -133,10 +143,12 @@ pub struct Capture {
     judgements: HashMap<MapData, u64, u32>,
     endpoints: HashMap<MapData, Plain<Endpoint>, u32>,
     ask: Ask,
+    processes: HashMap<MapData, u32, u32>,
     counters: PerCpuArray<MapData, u64>,
     costs: Array<MapData, Plain<Costs>>,
     malformed: u64,
     endpoints_refused: u64,
+    processes_refused: u64,
 }
 
 impl std::fmt::Debug for Capture {
@@ -201,11 +213,13 @@ impl Capture {
             judgements: typed(&mut ebpf, map::JUDGEMENTS)?,
             endpoints: typed(&mut ebpf, map::ENDPOINTS)?,
             ask: Ask::new(typed(&mut ebpf, map::ASKED)?),
+            processes: typed(&mut ebpf, map::PROCESSES)?,
             counters: typed(&mut ebpf, map::COUNTERS)?,
             costs: typed(&mut ebpf, map::COSTS)?,
             ebpf,
             malformed: 0,
             endpoints_refused: 0,
+            processes_refused: 0,
         })
     }
 
@@ -254,7 +268,8 @@ impl Capture {
     }
 
     /// Answers about a pending socket. The kernel looks at it at the socket's next call; for sockets judged by
-    /// their greeting during their first 64 calls only, for other pending ones always.
+    /// their greeting during their first 64 calls only, for other pending ones always, for HTTP ones at every call of
+    /// which it tells. ([`Judgement::Http`] means [`Judgement::Foreign`] where `requests` is off.)
     ///
     /// # Errors
     ///
@@ -272,28 +287,28 @@ impl Capture {
         })
     }
 
-    /// From now on counts this process, which is no engine process by its name, among the engine processes: its listeners
-    /// and what they accept are followed, its threads' ends reported. `false`: the table (1024) is full; counted. Its
-    /// sockets that are open already come with the next [`search`](Self::search).
+    /// From now on counts this process (host numbering), which is no engine process by its name, among the engine
+    /// processes: its listeners and what they accept are followed, its threads' ends reported. `false`: the table (1024)
+    /// is full; counted. Its sockets that are open already come with the next [`search`](Self::search).
     ///
     /// # Errors
     ///
     /// [`KernelError::Map`] where the kernel refuses the update for another reason.
-    #[allow(
-        clippy::unused_self,
-        clippy::unnecessary_wraps,
-        clippy::needless_pass_by_ref_mut,
-        reason = "to come"
-    )]
     pub fn watch_process(&mut self, pid: u32) -> Result<bool, KernelError> {
-        let _ = pid;
-        Ok(false)
+        match self.processes.insert(pid, 1, 0) {
+            Ok(()) => Ok(true),
+            Err(e) if is_full(&e) => {
+                self.processes_refused += 1;
+                Ok(false)
+            }
+            Err(e) => Err(KernelError::Map { map: map::PROCESSES, action: "update", why: chain(&e) }),
+        }
     }
 
-    /// Counts it among them no longer.
-    #[allow(clippy::unused_self, clippy::needless_pass_by_ref_mut, reason = "to come")]
+    /// Counts it among them no longer. What it has open goes on being followed until it is closed.
     pub fn forget_process(&mut self, pid: u32) {
-        let _ = pid;
+        // It may never have been there: nothing to tell.
+        let _ = self.processes.remove(&pid);
     }
 
     /// Asks where these sockets (at most 64) stand: the answers ([`crate::event::What::Stand`]) are in the ring when this
@@ -317,7 +332,7 @@ impl Capture {
     pub fn watch_endpoint(&mut self, endpoint: SocketAddr) -> Result<bool, KernelError> {
         match self.endpoints.insert(Plain(key(endpoint)), 1, 0) {
             Ok(()) => Ok(true),
-            Err(MapError::SyscallError(e)) if e.io_error.raw_os_error() == Some(libc::E2BIG) => {
+            Err(e) if is_full(&e) => {
                 self.endpoints_refused += 1;
                 Ok(false)
             }
@@ -347,7 +362,7 @@ impl Capture {
     ///
     /// [`KernelError::Map`] where the kernel refuses the look-up.
     pub fn counters(&self) -> Result<Counters, KernelError> {
-        let not_captured = (1..=reason::BUDGET)
+        let not_captured = (1..=reason::MIDDLE)
             .filter_map(|n| record::reason_of(n).map(|why| (n, why)))
             .map(|(n, why)| Ok((why, self.counter(counter::NOT_CAPTURED + u32::from(n))?)))
             .collect::<Result<_, KernelError>>()?;
@@ -362,6 +377,7 @@ impl Capture {
             malformed: self.malformed,
             endpoints_refused: self.endpoints_refused,
             retransmissions_merged: self.counter(counter::RETRANSMISSIONS_MERGED)?,
+            processes_refused: self.processes_refused,
             not_captured,
         })
     }
@@ -381,6 +397,7 @@ impl Capture {
             connecting: now(state::CONNECTING)?,
             pending: now(state::PENDING)?,
             zmtp: now(state::ZMTP)?,
+            http: now(state::HTTP)?,
         })
     }
 
@@ -482,6 +499,7 @@ fn settings(config: &CaptureConfig) -> Result<Settings, KernelError> {
         wake_above: config.ring_bytes / 4,
         found_budget: config.found_budget,
         fresh_budget: config.fresh_budget,
+        requests: u32::from(config.requests),
         ..Settings::default()
     };
     for (slot, comm) in out.prefixes.iter_mut().zip(&config.engine_comms) {
@@ -512,6 +530,11 @@ fn prefix(comm: &str) -> Option<Prefix> {
     let value = |n: usize| bytes.get(n).copied().unwrap_or(0);
     let mask = |n: usize| if n < bytes.len() { 0xff } else { 0 };
     Some(Prefix { value: [word(&value, 0), word(&value, 8)], mask: [word(&mask, 0), word(&mask, 8)] })
+}
+
+/// Whether an update was refused because the table is full.
+fn is_full(error: &MapError) -> bool {
+    matches!(error, MapError::SyscallError(e) if e.io_error.raw_os_error() == Some(libc::E2BIG))
 }
 
 fn key(endpoint: SocketAddr) -> Endpoint {

@@ -25,6 +25,7 @@ pub(super) mod map {
     pub(in crate::kernel) const ASKED: &str = "ASKED";
     pub(in crate::kernel) const ENDPOINTS: &str = "ENDPOINTS";
     pub(in crate::kernel) const PORTS: &str = "PORTS";
+    pub(in crate::kernel) const PROCESSES: &str = "PROCESSES";
 }
 
 /// Creates the maps; loads no program yet.

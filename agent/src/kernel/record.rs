@@ -4,7 +4,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use roomtrace_common::{Caller, RECORD, Record, direction, flag, kind, reason, trouble};
+use roomtrace_common::{Caller, END, RECORD, Record, direction, flag, kind, reason, trouble};
 
 use crate::event::{
     Addresses, Body, Bytes, Comm, Direction, Event, Found, Mono, NotCaptured, Sequence, SocketEvent,
@@ -76,6 +76,7 @@ const fn trouble(record: &Record) -> Option<Trouble> {
 fn bytes<'a>(record: &Record, rest: &'a [u8]) -> Option<Bytes<'a>> {
     let body = match not_captured(record.reason)? {
         Some(why) => Body::Absent(why),
+        None if record.flags & flag::ENDS != 0 => ends(record, rest)?,
         None => Body::Whole(rest.get(..usize::try_from(record.len).ok()?)?),
     };
     Some(Bytes {
@@ -86,6 +87,17 @@ fn bytes<'a>(record: &Record, rest: &'a [u8]) -> Option<Bytes<'a>> {
         snd_una: record.snd_una,
         rcv_nxt: record.rcv_nxt,
     })
+}
+
+/// The two ends of a call whose middle is not there.
+fn ends<'a>(record: &Record, rest: &'a [u8]) -> Option<Body<'a>> {
+    let head = rest.get(..usize::from(record.head))?;
+    let tail = match usize::from(record.tail) {
+        0 => &[],
+        len => rest.get(END..END.checked_add(len)?)?,
+    };
+    let together = u32::from(record.head).saturating_add(u32::from(record.tail));
+    (head.len() <= END && together < record.len).then_some(Body::Ends { head, tail })
 }
 
 /// The outer `None`: a number that this version does not know.
@@ -101,6 +113,7 @@ const fn not_captured(number: u8) -> Option<Option<NotCaptured>> {
         reason::VECTORS => NotCaptured::Vectors,
         reason::FAULT => NotCaptured::Fault,
         reason::BUDGET => NotCaptured::Budget,
+        reason::MIDDLE => NotCaptured::Middle,
         _ => return None,
     }))
 }
@@ -165,11 +178,34 @@ mod tests {
     }
 
     #[test]
+    fn two_ends_are_no_more_than_the_record_says() {
+        let body = [[b'h'; END], [b't'; END]].concat();
+        let of = |len, head, tail, body: &[u8]| {
+            let flags = flag::ENDS;
+            let record = Record { kind: kind::BYTES, flags, len, head, tail, ..Record::default() };
+            match decode(&raw(&record, body)) {
+                Some(Event::Socket(SocketEvent { what: What::Bytes(bytes), .. })) => match bytes.body {
+                    Body::Ends { head, tail } => Some((head.to_vec(), tail.to_vec())),
+                    _ => panic!("no ends"),
+                },
+                _ => None,
+            }
+        };
+        assert_eq!(of(3000, 1024, 1024, &body), Some((vec![b'h'; 1024], vec![b't'; 1024])));
+        assert_eq!(of(3000, 5, 7, &body), Some((vec![b'h'; 5], vec![b't'; 7])));
+        assert_eq!(of(3000, 5, 0, &body[..8]), Some((vec![b'h'; 5], Vec::new())));
+        // Cut short, longer than an end, not shorter than the call.
+        assert_eq!(of(3000, 1024, 1024, &body[..2047]), None);
+        assert_eq!(of(3000, 1025, 1, &body), None);
+        assert_eq!(of(12, 5, 7, &body), None);
+    }
+
+    #[test]
     fn every_reason_of_the_programs_has_its_own_name() {
         let all: std::collections::BTreeSet<_> =
-            (1..=reason::BUDGET).map(|n| reason_of(n).unwrap()).collect();
-        assert_eq!(all.len(), usize::from(reason::BUDGET));
-        assert!(reason_of(reason::BUDGET + 1).is_none());
+            (1..=reason::MIDDLE).map(|n| reason_of(n).unwrap()).collect();
+        assert_eq!(all.len(), usize::from(reason::MIDDLE));
+        assert!(reason_of(reason::MIDDLE + 1).is_none());
     }
 
     proptest! {

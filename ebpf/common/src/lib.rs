@@ -8,8 +8,21 @@
 /// size (`in_batch_size`, `out_batch_size` in libzmq's `src/config.hpp`).
 pub const WHOLE: u32 = 8192;
 
+/// Of a longer call on an HTTP connection the two ends are shipped, each this long.
+pub const END: usize = 1024;
+
 /// Sizes of the body areas of a record: constant, because `bpf_ringbuf_reserve` takes only constants.
-pub const CLASSES: [usize; 4] = [64, 256, 1024, WHOLE as usize];
+pub const CLASSES: [usize; 5] = [64, 256, 1024, 2 * END, WHOLE as usize];
+
+/// Of an HTTP answer so many calls are shipped with their bytes: its head and, where that came alone, what follows it.
+pub const ANSWER_BYTES: u32 = 2;
+
+/// So many calls of an HTTP answer are shipped, the later ones by their length; then none, but those of [`LAST_CHUNK`].
+pub const ANSWER_CALLS: u32 = 8;
+
+/// Calls of at most so many bytes are always shipped, for one of them may end a streamed answer: its last chunk is five
+/// bytes (RFC 9112, section 7.1), with room for an extension.
+pub const LAST_CHUNK: u32 = 16;
 
 /// How many pieces of a scattered buffer (`struct iovec`) are followed.
 pub const PIECES: usize = 8;
@@ -90,6 +103,8 @@ pub mod reason {
     pub const FAULT: u8 = 7;
     /// The connection used up what is shipped before it is judged.
     pub const BUDGET: u8 = 8;
+    /// A later call of an HTTP answer. (Counted under this number too: calls of which the two ends were shipped.)
+    pub const MIDDLE: u8 = 9;
 }
 
 /// [`Record::flags`].
@@ -100,6 +115,8 @@ pub mod flag {
     pub const BASE: u8 = 2;
     /// Addresses are IPv6 (else IPv4 in the first four bytes).
     pub const V6: u8 = 4;
+    /// Not the whole body follows but `head` bytes of its begin and, [`crate::END`] behind the record, `tail` bytes of its end.
+    pub const ENDS: u8 = 8;
 }
 
 /// Whose call it is.
@@ -172,8 +189,12 @@ pub struct Record {
     pub old: u8,
     /// TCP state after.
     pub new: u8,
+    /// How many bytes of the call's begin are there (flag [`flag::ENDS`]).
+    pub head: u16,
+    /// How many bytes of the call's end are there.
+    pub tail: u16,
     /// Zero.
-    pub pad: [u8; 6],
+    pub pad: [u8; 2],
 }
 
 /// Size of [`Record`] in the ring.
@@ -192,8 +213,10 @@ pub mod state {
     pub const PENDING: u32 = 3;
     /// Carries ZMTP.
     pub const ZMTP: u32 = 4;
+    /// Carries HTTP.
+    pub const HTTP: u32 = 5;
     /// How many there are.
-    pub const COUNT: usize = 5;
+    pub const COUNT: usize = 6;
 }
 
 /// [`Socket::flags`].
@@ -211,6 +234,14 @@ pub mod mark {
     pub const CLOSED: u32 = 16;
     /// `ends` and `family` say something.
     pub const NAMED: u32 = 32;
+    /// Belongs to an engine process or has a configured port: HTTP on it is followed too.
+    pub const OURS: u32 = 64;
+    /// Begins neither as ZMTP nor as HTTP does: user space is to say what it is.
+    pub const STRANGE: u32 = 128;
+    /// HTTP requests are what it sends.
+    pub const ASKS: u32 = 256;
+    /// HTTP requests are what it receives. (Neither: not known yet.)
+    pub const ANSWERS: u32 = 512;
 }
 
 /// What the kernel remembers of a watched socket, in its socket storage. No entry: a foreign socket.
@@ -237,6 +268,10 @@ pub struct Socket {
     pub family: u32,
     /// Calls of the thread of `caller` since it was asked for.
     pub calls: u32,
+    /// Calls of the answer's direction since the last one of the requests' (at most [`ANSWER_CALLS`]).
+    pub answered: u32,
+    /// Zero.
+    pub pad: u32,
     /// Who made the last call, so that it need not be asked for each time.
     pub caller: Caller,
     /// Read once as well.
@@ -279,7 +314,8 @@ pub mod counter {
     pub const MPTCP: u32 = 4;
     /// Records written.
     pub const RECORDS: u32 = 5;
-    /// Calls on watched sockets without bytes, by reason: this plus [`crate::reason`].
+    /// Calls on watched sockets without bytes, or without those between their ends, by reason: this plus
+    /// [`crate::reason`].
     pub const NOT_CAPTURED: u32 = 6;
     /// Sockets that entered a state: this plus [`crate::state`].
     pub const ENTERED: u32 = 16;
@@ -360,6 +396,8 @@ pub struct Settings {
     pub prefixes_used: u32,
     /// 1: this kernel's `sched_process_exit` says in its second argument whether the process is gone.
     pub group_dead: u32,
+    /// 1: HTTP of engine processes is followed; 0: it is forgotten.
+    pub requests: u32,
     /// Comm prefixes of engine processes.
     pub prefixes: [Prefix; PREFIXES],
 }

@@ -5,7 +5,7 @@
 //! descriptor must be this very socket; anything else is a reason and no bytes.
 
 use aya_ebpf::helpers::{self, generated as g};
-use roomtrace_common::{PIECES, WHOLE, direction, reason};
+use roomtrace_common::{END, PIECES, direction, reason};
 
 use crate::kernel::{Sock, Task, load};
 use crate::maps::setting;
@@ -49,7 +49,7 @@ impl Source {
 
     /// Of the call that the current task (`task`) is in.
     #[inline(always)]
-    pub unsafe fn of(sk: Sock, task: Task, len: u32, flags: i32, way: u8) -> Self {
+    pub unsafe fn of(sk: Sock, task: Task, flags: i32, way: u8) -> Self {
         if task.flags() & NOT_A_CALLER != 0 {
             return Self::none(reason::KERNEL_THREAD);
         }
@@ -74,9 +74,6 @@ impl Source {
         if !task.has_open(descriptor as u32, sk.file()) {
             return Self::none(reason::OTHER_DESCRIPTOR);
         }
-        if len > WHOLE {
-            return Self::none(reason::TOO_LONG);
-        }
         let at: u64 = load(regs, setting!(at.regs_arg1));
         if is_flat {
             return Self { reason: reason::NONE, pieces: 0, at };
@@ -95,6 +92,38 @@ impl Source {
     #[inline(always)]
     pub unsafe fn piece(&self, n: usize) -> Option<Piece> {
         helpers::bpf_probe_read_user((self.at + n as u64 * 16) as *const Piece).ok()
+    }
+
+    /// Begin and end of the call's `len` bytes (more than twice [`END`]), at most [`END`] of each: of scattered ones what
+    /// lies in the first piece and in that of the last byte, nothing for the end if that is not among the first
+    /// [`PIECES`]. `None` if reading them failed.
+    #[inline(always)]
+    pub unsafe fn two_ends(&self, len: u32) -> Option<[Piece; 2]> {
+        const LONGEST: u64 = END as u64;
+        let len = u64::from(len);
+        if self.pieces == 0 {
+            let head = Piece { at: self.at, len: LONGEST };
+            return Some([head, Piece { at: self.at + len - LONGEST, len: LONGEST }]);
+        }
+        let first = self.piece(0)?;
+        let head = Piece { at: first.at, len: first.len.min(LONGEST) };
+        let mut tail = Piece { at: 0, len: 0 };
+        let mut done = 0u64;
+        for n in 0..PIECES {
+            if n as u64 >= self.pieces {
+                break;
+            }
+            let piece = self.piece(n)?;
+            // The call may have moved less than the pieces hold.
+            let part = piece.len.min(len - done);
+            done += part;
+            if done >= len {
+                tail.len = part.min(LONGEST);
+                tail.at = piece.at + part - tail.len;
+                break;
+            }
+        }
+        Some([head, tail])
     }
 
     /// The first bytes of the call, at most 16, in `out`; how many. Of a scattered buffer: of its first piece.

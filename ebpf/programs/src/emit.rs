@@ -2,10 +2,11 @@
 
 use aya_ebpf::helpers::generated as g;
 use roomtrace_common::{
-    CALLER_EVERY, CLASSES, Caller, Ends, PIECES, RECORD, Record, Socket, counter, flag, kind, mark, reason,
+    CALLER_EVERY, CLASSES, Caller, END, Ends, PIECES, RECORD, Record, Socket, counter, flag, kind, mark, reason,
+    state,
 };
 
-use crate::call::Source;
+use crate::call::{Piece, Source};
 use crate::kernel::{AF_INET6, Sock, Task, Tcp, peek};
 use crate::maps::{EVENTS, count, setting};
 
@@ -176,16 +177,19 @@ pub unsafe fn states(sk: Sock, tcp: Tcp, cookie: u64, states: &States, who: Opti
     submit(record);
 }
 
-/// Writes a call, with its bytes if `source` names them.
+/// Writes a call, with its bytes if `source` names them: all of them, or of a longer one on an HTTP socket the two ends.
 #[inline(always)]
 pub unsafe fn bytes(sk: Sock, tcp: Tcp, socket: *mut Socket, moved: Moved, source: &Source) {
     remind(sk, tcp, socket, moved.task);
     if source.reason != reason::NONE {
         return length(tcp, socket, moved, source.reason);
     }
+    if moved.len as usize > CLASSES[3] && (*socket).state == state::HTTP {
+        return two_ends(tcp, socket, moved, source);
+    }
     if source.pieces != 0 {
-        return if moved.len <= 256 {
-            scattered::<256, 512>(tcp, socket, moved, source)
+        return if moved.len as usize <= CLASSES[3] {
+            scattered::<{ CLASSES[3] }, { 2 * CLASSES[3] }>(tcp, socket, moved, source)
         } else {
             scattered::<8192, 16384>(tcp, socket, moved, source)
         };
@@ -196,8 +200,10 @@ pub unsafe fn bytes(sk: Sock, tcp: Tcp, socket: *mut Socket, moved: Moved, sourc
         flat::<{ CLASSES[1] }>(tcp, socket, moved, source);
     } else if moved.len <= CLASSES[2] as u32 {
         flat::<{ CLASSES[2] }>(tcp, socket, moved, source);
-    } else {
+    } else if moved.len <= CLASSES[3] as u32 {
         flat::<{ CLASSES[3] }>(tcp, socket, moved, source);
+    } else {
+        flat::<{ CLASSES[4] }>(tcp, socket, moved, source);
     }
 }
 
@@ -306,8 +312,44 @@ unsafe fn scattered<const BODY: usize, const AREA: usize>(
             break;
         }
     }
-    if why != reason::NONE {
+    if why == reason::VECTORS && done != 0 && (*socket).state == state::HTTP {
+        ends_only(record, done.min(END as u64), 0);
+    } else if why != reason::NONE {
         without(record, why);
     }
     submit(record);
+}
+
+/// The two ends of a call on an HTTP socket.
+#[inline(always)]
+unsafe fn two_ends(tcp: Tcp, socket: *mut Socket, moved: Moved, source: &Source) {
+    let record = reserve::<{ 2 * END }>();
+    if record.is_null() {
+        return;
+    }
+    call(record, tcp, socket, moved);
+    let body: *mut u8 = record.add(1).cast();
+    match source.two_ends(moved.len) {
+        Some([head, tail]) if copied(body, head) && copied(body.add(END), tail) => {
+            ends_only(record, head.len, tail.len);
+        }
+        _ => without(record, reason::FAULT),
+    }
+    submit(record);
+}
+
+/// Copies a piece of at most [`END`] bytes.
+#[inline(always)]
+unsafe fn copied(to: *mut u8, piece: Piece) -> bool {
+    let len = bounded_below(piece.len as u32);
+    len as usize <= END && g::bpf_probe_read_user(to.cast(), len, piece.at as *const _) == 0
+}
+
+/// Marks a record that has only the ends of the call's bytes.
+#[inline(always)]
+unsafe fn ends_only(record: *mut Record, head: u64, tail: u64) {
+    count(counter::NOT_CAPTURED + u32::from(reason::MIDDLE));
+    (*record).flags |= flag::ENDS;
+    (*record).head = head as u16;
+    (*record).tail = tail as u16;
 }

@@ -9,8 +9,10 @@ pub const LAST: u32 = 9;
 pub enum Greeting {
     /// It is one.
     Yes,
-    /// It is none.
+    /// It is none, though it began like one.
     No,
+    /// It begins with another byte.
+    Other,
     /// Like one so far.
     More,
 }
@@ -19,7 +21,7 @@ pub enum Greeting {
 #[inline(always)]
 pub fn look(offset: u32, head: &[u8; 16], n: u64) -> Greeting {
     if offset == 0 && n > 0 && head[0] != 0xff {
-        return Greeting::No;
+        return Greeting::Other;
     }
     let last = LAST.wrapping_sub(offset) & 15;
     if u64::from(last) >= n {

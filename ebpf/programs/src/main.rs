@@ -18,6 +18,7 @@ mod cost;
 mod emit;
 mod exit;
 mod greeting;
+mod http;
 mod kernel;
 mod maps;
 mod moved;
@@ -36,6 +37,7 @@ use crate::cost::Timer;
 use crate::kernel::Sock;
 
 /// `sock_send_length(struct sock *sk, int ret, int flags)`: after a send call has done its work.
+#[inline(always)]
 #[btf_tracepoint(function = "sock_send_length")]
 pub fn rt_send(ctx: BtfTracePointContext) -> i32 {
     let timer = Timer::start(program::SEND);
@@ -45,6 +47,7 @@ pub fn rt_send(ctx: BtfTracePointContext) -> i32 {
 }
 
 /// `sock_recv_length(struct sock *sk, int ret, int flags)`: after a receive call has done its work.
+#[inline(always)]
 #[btf_tracepoint(function = "sock_recv_length")]
 pub fn rt_receive(ctx: BtfTracePointContext) -> i32 {
     let timer = Timer::start(program::RECEIVE);
@@ -54,6 +57,7 @@ pub fn rt_receive(ctx: BtfTracePointContext) -> i32 {
 }
 
 /// `inet_sock_set_state(const struct sock *sk, const int oldstate, const int newstate)`.
+#[inline(always)]
 #[btf_tracepoint(function = "inet_sock_set_state")]
 pub fn rt_state(ctx: BtfTracePointContext) -> i32 {
     let timer = Timer::start(program::STATE);

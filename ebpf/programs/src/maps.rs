@@ -49,6 +49,10 @@ pub static ASKED: HashMap<u64, u32> = HashMap::with_max_entries(MOST_ASKED as u3
 #[map]
 pub static PORTS: HashMap<u16, u32> = HashMap::with_max_entries(64, 0);
 
+/// Processes that user space counts among the engines, by process id.
+#[map]
+pub static PROCESSES: HashMap<u32, u32> = HashMap::with_max_entries(1024, 0);
+
 /// Socket storage, freed with its socket. Written out because aya's type takes only `cgroup/sock_addr` contexts
 /// and has no `BPF_F_CLONE` (what a listener is marked with passes to the sockets it accepts).
 #[repr(C)]

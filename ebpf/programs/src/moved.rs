@@ -1,13 +1,14 @@
 //! A call that moved bytes: is the socket watched, may the bytes be read, what became of its judgement.
 
-use roomtrace_common::{Socket, counter, direction, judgement, mark, reason, state};
+use roomtrace_common::{Socket, WHOLE, counter, direction, judgement, mark, reason, state};
 
 use crate::announce::announce;
 use crate::call::{MSG_ERRQUEUE, MSG_PEEK, Source};
 use crate::emit::{self, Moved};
 use crate::greeting::{self, Greeting};
+use crate::http::{self, Begin};
 use crate::kernel::{Sock, Task, Tcp};
-use crate::maps::{JUDGEMENTS, count, enter, forget, known};
+use crate::maps::{JUDGEMENTS, count, enter, forget, known, setting};
 
 /// Calls during which a judgement is still looked up after the greeting was recognised.
 const PROBATION: u32 = 64;
@@ -21,11 +22,14 @@ pub unsafe fn moved(sk: Sock, result: i32, flags: i32, way: u8) {
     if socket.is_null() {
         return;
     }
+    let now = (*socket).state;
+    if now == state::HTTP && http::muted(socket, result, way) {
+        return;
+    }
     if result <= 0 || flags & (MSG_PEEK | MSG_ERRQUEUE) != 0 {
         return;
     }
-    let now = (*socket).state;
-    if now != state::PENDING && now != state::ZMTP {
+    if now != state::PENDING && now != state::ZMTP && now != state::HTTP {
         return;
     }
     let tcp = sk.tcp();
@@ -35,7 +39,7 @@ pub unsafe fn moved(sk: Sock, result: i32, flags: i32, way: u8) {
     let len = result as u32;
     let task = Task::current();
     let moved = Moved { task, way, len, end: end(sk, tcp, way) };
-    let mut source = Source::of(sk, task, len, flags, way);
+    let mut source = Source::of(sk, task, flags, way);
     if !judge(sk, socket, &moved, &mut source) {
         return;
     }
@@ -66,35 +70,80 @@ unsafe fn stand(tcp: Tcp, moved: &Moved) -> [u32; 2] {
 /// Whether to ship this call; may change the socket's state, forget it, or take the bytes out of the record.
 #[inline(always)]
 unsafe fn judge(sk: Sock, socket: *mut Socket, moved: &Moved, source: &mut Source) -> bool {
-    if (*socket).look_ups != 0 {
-        if let Some(answer) = answer(socket) {
-            if answer == judgement::FOREIGN {
-                forget(sk, socket, counter::FOREIGN);
-                return false;
-            }
-            if (*socket).state != state::ZMTP {
-                enter(socket, state::ZMTP);
-            }
-            (*socket).look_ups = 0;
-            return true;
-        }
+    if (*socket).look_ups != 0
+        && let Some(answer) = answer(socket)
+        && !heed(sk, socket, answer)
+    {
+        return false;
     }
-    if (*socket).state == state::ZMTP {
+    if (*socket).state == state::PENDING && !pending(sk, socket, moved, source) {
+        return false;
+    }
+    if (*socket).state == state::HTTP {
+        http::share(socket, moved, source);
+    } else if moved.len > WHOLE && source.reason == reason::NONE {
+        source.reason = reason::TOO_LONG;
+    }
+    true
+}
+
+/// Does as user space has answered; whether the socket is still followed.
+#[inline(always)]
+unsafe fn heed(sk: Sock, socket: *mut Socket, answer: u32) -> bool {
+    if answer == judgement::ZMTP {
+        if (*socket).state != state::ZMTP {
+            enter(socket, state::ZMTP);
+        }
+        (*socket).look_ups = 0;
         return true;
     }
+    if answer == judgement::HTTP && setting!(requests) != 0 {
+        if (*socket).state != state::HTTP {
+            http::follow(socket);
+        }
+        return true;
+    }
+    forget(sk, socket, counter::FOREIGN);
+    false
+}
+
+/// Judges a socket by the bytes of this call, if they say something; else takes the call out of its budget. Whether to
+/// ship it.
+#[inline(always)]
+unsafe fn pending(sk: Sock, socket: *mut Socket, moved: &Moved, source: &mut Source) -> bool {
     let flags = (*socket).flags;
-    if flags & mark::FRESH != 0 {
-        match greet(socket, moved, source) {
+    let readable = source.reason == reason::NONE;
+    if flags & mark::STRANGE == 0 && readable && (http::wanted(socket) || flags & mark::FRESH != 0) {
+        let mut head = [0u8; 16];
+        let n = source.head(moved.len, &mut head);
+        match greet(socket, moved, &head, n) {
             Greeting::Yes => {
                 enter(socket, state::ZMTP);
                 (*socket).look_ups = PROBATION;
                 return true;
             }
-            Greeting::No => {
+            Greeting::Other if http::wanted(socket) => {
+                if http::opens(&head, n) {
+                    http::follow(socket);
+                } else {
+                    (*socket).flags |= mark::STRANGE;
+                    (*socket).budget = setting!(fresh_budget);
+                }
+                return true;
+            }
+            Greeting::No | Greeting::Other => {
                 forget(sk, socket, counter::FOREIGN);
                 return false;
             }
             Greeting::More => {}
+        }
+        if http::wanted(socket) {
+            let begin = http::begin(&head);
+            if begin != Begin::Other {
+                http::follow(socket);
+                http::orient(socket, moved.way, begin);
+                return true;
+            }
         }
     }
     pay(sk, socket, moved, source)
@@ -112,18 +161,18 @@ unsafe fn answer(socket: *mut Socket) -> Option<u32> {
     Some(answer)
 }
 
-/// What the begin of the direction says, if this call is part of it and can be read.
+/// What the begin of the direction says, if this call, which begins with these `n` bytes, is part of it.
 #[inline(always)]
-unsafe fn greet(socket: *mut Socket, moved: &Moved, source: &Source) -> Greeting {
-    let base = if moved.way == direction::SENT { (*socket).base[0] } else { (*socket).base[1] };
-    let offset = moved.end.wrapping_sub(moved.len).wrapping_sub(base);
-    let readable = source.reason == reason::NONE;
-    if offset > greeting::LAST || !readable {
+unsafe fn greet(socket: *mut Socket, moved: &Moved, head: &[u8; 16], n: u64) -> Greeting {
+    if (*socket).flags & mark::FRESH == 0 {
         return Greeting::More;
     }
-    let mut head = [0u8; 16];
-    let n = source.head(moved.len, &mut head);
-    let seen = greeting::look(offset, &head, n);
+    let base = if moved.way == direction::SENT { (*socket).base[0] } else { (*socket).base[1] };
+    let offset = moved.end.wrapping_sub(moved.len).wrapping_sub(base);
+    if offset > greeting::LAST {
+        return Greeting::More;
+    }
+    let seen = greeting::look(offset, head, n);
     if seen == Greeting::More && n > 0 {
         // It begins as a greeting: user space may have it from here on.
         (*socket).flags |= mark::WATCHED;
@@ -139,8 +188,14 @@ unsafe fn pay(sk: Sock, socket: *mut Socket, moved: &Moved, source: &mut Source)
     let budget = (*socket).budget;
     (*socket).budget = budget.saturating_sub(price);
     if watched {
-        if price > budget && source.reason == reason::NONE {
-            source.reason = reason::BUDGET;
+        let spent = price > budget;
+        if spent && (*socket).flags & mark::STRANGE != 0 {
+            // User space has had enough of it to name it.
+            forget(sk, socket, counter::MUTED);
+            return false;
+        }
+        if spent && source.reason == reason::NONE {
+            source.reason = if moved.len > WHOLE { reason::TOO_LONG } else { reason::BUDGET };
         }
         return true;
     }

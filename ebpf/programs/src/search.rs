@@ -70,10 +70,13 @@ unsafe fn found(at: *const File) {
             return;
         }
         (*socket).cookie = sk.cookie();
-        (*socket).budget = setting!(found_budget);
         (*socket).look_ups = 1;
         enter(socket, is);
     }
-    (*socket).flags |= mark::WATCHED;
+    if (*socket).flags & mark::OURS == 0 {
+        // Known, but as anybody's: it is silent yet, or goes to a watched endpoint.
+        (*socket).budget = setting!(found_budget);
+    }
+    (*socket).flags |= mark::WATCHED | mark::OURS;
     announce(sk, tcp, socket, [tcp.write_seq(), tcp.copied_seq()], Some(task));
 }

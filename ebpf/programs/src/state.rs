@@ -38,14 +38,16 @@ pub unsafe fn changed(sk: Sock, old: i32, new: i32) {
     }
     // In the caller's context, both of them.
     if new == SYN_SENT {
-        if watch::engine(Task::current()) || watch::port(sk) || watch::endpoint(sk) {
+        if watch::engine(Task::current()) || watch::port(sk) {
+            begin(sk, tcp, old, new, state::CONNECTING, mark::ACTIVE | mark::OURS);
+        } else if watch::endpoint(sk) {
             begin(sk, tcp, old, new, state::CONNECTING, mark::ACTIVE);
         }
         return;
     }
     if new == LISTEN {
         if watch::engine(Task::current()) || watch::port(sk) {
-            begin(sk, tcp, old, new, state::LISTENING, 0);
+            begin(sk, tcp, old, new, state::LISTENING, mark::OURS);
         }
         return;
     }
@@ -56,7 +58,7 @@ pub unsafe fn changed(sk: Sock, old: i32, new: i32) {
     if old == LISTEN && new == SYN_RECV {
         // A connection to a watched listener: what is remembered is the listener's, copied by the kernel.
         (*socket).state = state::NONE;
-        (*socket).flags = mark::WATCHED;
+        (*socket).flags = mark::WATCHED | mark::OURS;
         return;
     }
     if (*socket).flags & mark::ANNOUNCED != 0 {
@@ -87,11 +89,13 @@ unsafe fn established(sk: Sock, tcp: Tcp, old: u8) {
         return;
     }
     // Left over from the connect attempt or the listener, if those were watched.
-    let watched = (*socket).flags & mark::WATCHED != 0 || watch::port(sk);
+    let ours = (*socket).flags & mark::OURS != 0 || watch::port(sk);
+    let watched = ours || (*socket).flags & mark::WATCHED != 0;
     (*socket).cookie = sk.cookie();
     (*socket).at = g::bpf_ktime_get_ns();
     (*socket).base = [tcp.write_seq(), tcp.copied_seq()];
     (*socket).look_ups = 1;
+    (*socket).answered = 0;
     (*socket).budget = if watched { setting!(found_budget) } else { setting!(fresh_budget) };
     enter(socket, state::PENDING);
     let mut flags = mark::FRESH;
@@ -100,6 +104,9 @@ unsafe fn established(sk: Sock, tcp: Tcp, old: u8) {
     }
     if watched {
         flags |= mark::WATCHED;
+    }
+    if ours {
+        flags |= mark::OURS;
     }
     (*socket).flags = flags;
     if watched {

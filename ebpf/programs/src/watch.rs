@@ -3,16 +3,20 @@
 use roomtrace_common::PREFIXES;
 
 use crate::kernel::{Sock, Task, peek};
-use crate::maps::{ENDPOINTS, PORTS, setting};
+use crate::maps::{ENDPOINTS, PORTS, PROCESSES, setting};
 
-/// Whether this is an engine process: by the name of the thread or of the process's first thread.
+/// Whether this is an engine process: by the name of the thread or of the process's first thread, or because user space
+/// says so.
 #[inline(always)]
 pub unsafe fn engine(task: Task) -> bool {
     if matches(peek(task.comm())) {
         return true;
     }
     let leader = task.leader();
-    !leader.0.is_null() && matches(peek(leader.comm()))
+    if !leader.0.is_null() && matches(peek(leader.comm())) {
+        return true;
+    }
+    PROCESSES.get(task.tgid()).is_some()
 }
 
 /// Whether one of the two ports is among those to be followed.
