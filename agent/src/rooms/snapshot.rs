@@ -20,7 +20,7 @@ impl RoomTable {
     /// Everything known of a room at `at`.
     pub(crate) fn snapshot_of(&self, room: &Room, at: Mono) -> RoomSnapshot {
         let verdict = self.verdict_of(room, at);
-        let group_size = verdict.as_ref().map_or(1, |v| self.groups.get(&v.group).copied().unwrap_or(1));
+        let group_size = verdict.as_ref().map_or(1, |v| self.findings.group_size(v.group).unwrap_or(1));
         RoomSnapshot {
             room: room.room,
             incarnation: room.incarnation,
@@ -44,7 +44,7 @@ impl RoomTable {
         }
     }
 
-    fn verdict_of(&self, room: &Room, at: Mono) -> Option<Verdict> {
+    pub(crate) fn verdict_of(&self, room: &Room, at: Mono) -> Option<Verdict> {
         let j = room.judgement.as_deref()?;
         let view = room.progress(j.role);
         let last = room.phases.get(usize::from(j.role == Role::Decode)).copied();
