@@ -13,6 +13,7 @@ use crate::event::Mono;
 use crate::rooms::model::{FindingEvent, Role};
 use crate::rooms::room::Room;
 use crate::rooms::table::RoomTable;
+use crate::verdict::actions;
 use crate::verdict::model::{Class, Confidence, Finding, Party, Verdict};
 
 /// Findings open at a time.
@@ -193,12 +194,15 @@ impl Findings {
 impl RoomTable {
     /// Opens a finding about an engine, or brings an open one of the same group up to date. Told to others when it opens, or
     /// when its class or confidence changes; it keeps the moment since when it holds. One of the same group as pinned
-    /// rooms takes the place of theirs and lists them.
+    /// rooms takes the place of theirs and lists them. Without actions it gets those of its class.
     pub(crate) fn raise(&mut self, mut finding: Finding) {
         let group = finding.group;
         finding.closed_at = None;
         finding.rooms.truncate(MAX_ROOMS);
         finding.evidence.truncate(MAX_EVIDENCE);
+        if finding.actions.is_empty() {
+            finding.actions = actions::of_finding(finding.class, &finding.engine);
+        }
         finding.actions.truncate(MAX_ACTIONS);
         let raised = &mut self.findings.raised;
         if let Some(old) = raised.get(&group) {
@@ -332,13 +336,21 @@ impl RoomTable {
         let Verdict { class, confidence, owed_by, act_on, evidence, actions, .. } =
             self.verdict_of(surest, self.now)?;
         let since = rooms.iter().filter_map(|r| r.judgement.as_ref()).map(|j| j.since).min()?;
+        let engine = owed_by.or(act_on.clone());
+        let rooms_now = self.findings.group_size(group).unwrap_or(1);
+        let actions = match (&engine, &act_on) {
+            (Some(owes), act) if rooms_now > 1 => {
+                actions::of_cause(class, owes, act.as_ref().unwrap_or(owes), rooms_now)
+            }
+            _ => actions,
+        };
         let nobody = Party { role: None, rank: None, endpoint: None, task: None, local: None };
         let evidence = evidence.into_iter().take(MAX_EVIDENCE);
         Some(Finding {
             group,
             class,
             confidence,
-            engine: owed_by.or(act_on).unwrap_or(nobody),
+            engine: engine.unwrap_or(nobody),
             rooms: Vec::new(),
             room_count: 0,
             since,
@@ -392,8 +404,9 @@ impl RoomTable {
         gauges
     }
 
-    /// Findings that found no place, and events that nobody fetched.
+    /// Findings that found no place, events that nobody fetched, and what was not measured for one ([`super::rates`])
+    /// because a table was full.
     pub const fn findings_turned_away(&self) -> u64 {
-        self.findings.turned_away
+        self.findings.turned_away.saturating_add(self.rates.turned_away)
     }
 }

@@ -10,6 +10,7 @@ use crate::rooms::peers::EndpointId;
 use crate::rooms::room::{Link, Mark, Progress, Room};
 use crate::rooms::table::RoomTable;
 use crate::sglang::message::KvPoll;
+use crate::verdict::actions::name_request;
 use crate::verdict::explain::explain;
 use crate::verdict::model::{Class, Verdict};
 
@@ -21,7 +22,7 @@ impl RoomTable {
     pub(crate) fn snapshot_of(&self, room: &Room, at: Mono) -> RoomSnapshot {
         let verdict = self.verdict_of(room, at);
         let group_size = verdict.as_ref().map_or(1, |v| self.findings.group_size(v.group).unwrap_or(1));
-        RoomSnapshot {
+        let mut snapshot = RoomSnapshot {
             room: room.room,
             incarnation: room.incarnation,
             backend: room.backend,
@@ -41,7 +42,9 @@ impl RoomTable {
             recovered: recovered(room),
             was_pinned: room.was_pinned,
             group_size,
-        }
+        };
+        name_request(&mut snapshot);
+        snapshot
     }
 
     pub(crate) fn verdict_of(&self, room: &Room, at: Mono) -> Option<Verdict> {

@@ -17,6 +17,7 @@ use crate::rooms::estimate::Rule;
 use crate::rooms::findings::Findings;
 use crate::rooms::model::{Away, Event, Input, Outcome, Role, RoomSnapshot};
 use crate::rooms::peers::{EndpointId, Peers};
+use crate::rooms::rates::Rates;
 use crate::rooms::room::Room;
 use crate::rooms::slab::{Closed, Numbers, Slab, Tomb};
 use crate::rooms::wheel::Wheel;
@@ -138,6 +139,7 @@ pub struct RoomTable {
     pub(crate) expendable: VecDeque<(u32, u32)>,
     /// Why rooms are pinned, and what is wrong with engines.
     pub(crate) findings: Findings,
+    pub(crate) rates: Rates,
     pub(crate) pinned: BTreeSet<u32>,
     /// Open views by role and state.
     pub(crate) states: [[u64; 5]; 2],
@@ -164,6 +166,7 @@ impl RoomTable {
             wheel: Wheel::new(),
             expendable: VecDeque::new(),
             findings: Findings::default(),
+            rates: Rates::default(),
             pinned: BTreeSet::new(),
             states: [[0; 5]; 2],
             tally: Tally::default(),
@@ -249,6 +252,8 @@ impl RoomTable {
             self.assess(slot, self.now, out);
         }
         self.now = now;
+        self.rate(now);
+        self.rate(now);
     }
 
     /// Every incarnation of a room number that is still kept, oldest first.
