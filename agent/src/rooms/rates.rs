@@ -194,8 +194,9 @@ impl RoomTable {
     /// Whether silence says nothing: bytes were missed, or the rank is not there any more.
     fn may_have_answered(&self, p: &Pending) -> bool {
         let gone = self.peers.get(p.prefill).is_some_and(|e| e.lost.max(e.listener_closed) >= Some(p.at));
-        let both = Heard { prefill: true, decode: true };
-        gone || self.peers.lossy_since(p.prefill, p.decode, both, p.at)
+        // Its answer can have been on a connection that nothing was read of yet.
+        let heard = Heard { prefill: false, decode: true };
+        gone || self.peers.lossy_since(p.prefill, p.decode, heard, p.at)
     }
 
     fn outcome(&mut self, room: u64, p: Pending, answered: bool) {
