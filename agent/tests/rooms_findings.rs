@@ -188,11 +188,15 @@ fn more_causes_than_places_are_counted_and_told_when_there_is_one() {
         w.status(room, &prefill(rank(room / 100)), &decode(rank(room % 100)), KvPoll::Success);
     }
     w.wait(3000);
-    assert_eq!(w.table.findings().len(), MAX_FINDINGS);
-    assert_eq!(waiting(&w), 92, "as many as found a place");
+    // Some of the others only queue now.
+    let pinned = w.table.pinned().count();
+    assert!((MAX_FINDINGS..1152 - 36).contains(&pinned), "{pinned}");
+    assert_eq!(w.table.findings().len(), MAX_FINDINGS, "whoever waited has the places of those that ended");
+    assert_eq!(waiting(&w), pinned - MAX_FINDINGS);
     let names: Vec<_> = told(&mut w).into_iter().map(|(n, _)| n).collect();
-    assert_eq!(names.iter().filter(|n| **n == "finding_opened").count(), 36);
-    assert_eq!(names.iter().filter(|n| **n == "finding_closed").count(), 36);
+    let count = |name| names.iter().filter(|n| **n == name).count();
+    assert!(count("finding_closed") >= 36);
+    assert_eq!(count("finding_opened"), count("finding_closed"));
 }
 
 #[test]
