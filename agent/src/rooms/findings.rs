@@ -369,10 +369,20 @@ impl RoomTable {
 
     /// Open findings, oldest first, as they are now.
     pub fn findings(&self) -> Vec<Finding> {
-        let mut open: Vec<Finding> =
-            self.findings.told.keys().filter_map(|group| self.finding(*group)).collect();
-        open.sort_by_key(|f| (f.since, f.group));
-        open
+        self.first_findings(usize::MAX)
+    }
+
+    /// The first `limit` of them. Words are made of those alone.
+    pub fn first_findings(&self, limit: usize) -> Vec<Finding> {
+        let mut open: Vec<(Mono, u64)> =
+            self.findings.told.iter().map(|(group, f)| (f.since, *group)).collect();
+        open.sort_unstable();
+        open.iter().take(limit).filter_map(|(_, group)| self.finding(*group)).collect()
+    }
+
+    /// How many are open.
+    pub fn finding_count(&self) -> usize {
+        self.findings.told.len()
     }
 
     /// The open finding of this group.

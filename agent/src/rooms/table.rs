@@ -256,6 +256,11 @@ impl RoomTable {
         self.rate(now);
     }
 
+    /// The moment up to which inputs and ticks have brought it.
+    pub const fn now(&self) -> Mono {
+        self.now
+    }
+
     /// Every incarnation of a room number that is still kept, oldest first.
     pub fn snapshot(&self, room: u64) -> Vec<RoomSnapshot> {
         let mut all: Vec<_> = self
