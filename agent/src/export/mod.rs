@@ -18,7 +18,7 @@ mod prometheus;
 pub mod query;
 pub mod record;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 pub mod trace_id;
 
 use std::net::SocketAddr;

@@ -420,3 +420,114 @@ impl RoomTable {
         self.findings.turned_away.saturating_add(self.rates.turned_away)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests")]
+    use super::*;
+    use crate::event::SECOND;
+    use crate::rooms::Config;
+
+    fn table() -> RoomTable {
+        let mut table = RoomTable::new(Config::default());
+        table.tick(Mono(100 * SECOND), &mut Vec::new());
+        table
+    }
+
+    fn finding(group: u64, class: Class) -> Finding {
+        Finding {
+            group,
+            class,
+            confidence: Confidence::Possible,
+            engine: Party { role: Some(Role::Prefill), rank: None, endpoint: None, task: None, local: None },
+            rooms: Vec::new(),
+            room_count: 0,
+            since: Mono(90 * SECOND),
+            closed_at: None,
+            evidence: vec!["a fact".to_owned()],
+            actions: Vec::new(),
+        }
+    }
+
+    fn told(table: &mut RoomTable) -> Vec<(&'static str, u64, Class, Confidence)> {
+        let told = |e: FindingEvent| (e.name(), e.finding().group, e.finding().class, e.finding().confidence);
+        table.finding_events().map(told).collect()
+    }
+
+    #[test]
+    fn one_raised_again_is_told_again_only_when_class_or_confidence_changes() {
+        let mut t = table();
+        t.raise(finding(1, Class::ThreadDied));
+        let mut again = finding(1, Class::ThreadDied);
+        (again.since, again.evidence) = (Mono(99 * SECOND), vec!["another fact".to_owned()]);
+        t.raise(again.clone());
+        let open = t.findings();
+        assert_eq!((open.len(), open[0].since), (1, Mono(90 * SECOND)), "it keeps its moment");
+        assert_eq!(open[0].evidence, ["another fact"], "and has what is known now");
+        assert!(!open[0].actions.is_empty(), "those of its class");
+        again.confidence = Confidence::Certain;
+        t.raise(again);
+        t.lower(1, Mono(101 * SECOND));
+        t.lower(1, Mono(102 * SECOND));
+        assert_eq!(
+            told(&mut t),
+            [
+                ("finding_opened", 1, Class::ThreadDied, Confidence::Possible),
+                ("finding_opened", 1, Class::ThreadDied, Confidence::Certain),
+                ("finding_closed", 1, Class::ThreadDied, Confidence::Certain),
+            ]
+        );
+        assert_eq!(t.findings(), []);
+        let closed: Vec<_> = t.closed_findings().collect();
+        assert_eq!((closed.len(), closed[0].closed_at), (1, Some(Mono(101 * SECOND))));
+        assert_eq!(closed[0].evidence, ["another fact"], "as it was last known");
+    }
+
+    #[test]
+    fn those_without_rooms_have_a_quarter_of_the_places() {
+        let mut t = table();
+        for n in 0..MAX_FINDINGS as u64 {
+            t.raise(finding(n, Class::EnginePaused));
+        }
+        assert_eq!(t.finding_count(), MAX_RAISED);
+        assert_eq!(t.findings_turned_away(), (MAX_FINDINGS - MAX_RAISED) as u64);
+        // One that is open is brought up to date all the same, and a free place is taken.
+        t.raise(Finding { confidence: Confidence::Likely, ..finding(0, Class::EnginePaused) });
+        assert_eq!(t.finding_of(0).unwrap().confidence, Confidence::Likely);
+        t.lower(5, Mono(101 * SECOND));
+        t.raise(finding(MAX_FINDINGS as u64, Class::EnginePaused));
+        assert_eq!(t.finding_count(), MAX_RAISED);
+        assert!(t.finding_of(MAX_FINDINGS as u64).is_some());
+    }
+
+    #[test]
+    fn nothing_grows_where_nobody_listens() {
+        let mut t = table();
+        for n in 0..10_000 {
+            t.raise(finding(n, Class::EnginePaused));
+            t.lower(n, Mono(101 * SECOND));
+        }
+        assert_eq!(t.finding_events().count(), MAX_EVENTS);
+        assert_eq!(t.closed_findings().count(), MAX_CLOSED);
+        assert_eq!(t.findings_turned_away(), 20_000 - MAX_EVENTS as u64);
+    }
+
+    #[test]
+    fn lists_are_bounded_whoever_raises_it() {
+        let mut t = table();
+        let mut long = finding(1, Class::LocalGhost);
+        long.rooms = (0..1000).collect();
+        long.room_count = 1000;
+        long.evidence = vec!["fact".to_owned(); 1000];
+        t.raise(long);
+        let f = &t.findings()[0];
+        assert_eq!((f.rooms.len(), f.room_count, f.evidence.len()), (MAX_ROOMS, 1000, MAX_EVIDENCE));
+    }
+
+    #[test]
+    fn causes_of_other_parts_are_others() {
+        assert_eq!(cause(&["a", "b"]), cause(&["a", "b"]));
+        assert_ne!(cause(&["a", "b"]), cause(&["ab"]));
+        assert_ne!(cause(&["a", "b"]), cause(&["b", "a"]));
+    }
+}

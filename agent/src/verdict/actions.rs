@@ -294,3 +294,90 @@ fn look_at_prefill(f: &Facts) -> Action {
         clears: false,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests")]
+    use super::*;
+    use crate::export::testing::pinned;
+    use crate::rooms::model::RequestView;
+
+    fn party(local: bool) -> Party {
+        Party {
+            role: Some(Role::Prefill),
+            rank: Some(3),
+            endpoint: Some("10.0.0.1:41003".parse().unwrap()),
+            task: Some(crate::export::testing::task(4711)),
+            local: Some(local),
+        }
+    }
+
+    fn all_of_findings() -> Vec<(Class, Action)> {
+        let each = |class: Class, local| {
+            let party = party(local);
+            let mut list = of_finding(class, &party);
+            if class.pins() {
+                list.extend(of_cause(class, &party, &party, 12));
+            }
+            list.into_iter().map(move |a| (class, a))
+        };
+        Class::ALL.into_iter().flat_map(|c| each(c, true).chain(each(c, false))).collect()
+    }
+
+    #[test]
+    fn every_class_that_can_be_found_says_what_to_do() {
+        for class in Class::ALL.into_iter().filter(|c| c.finds()) {
+            assert!(all_of_findings().iter().any(|(c, _)| *c == class), "{}", class.label());
+        }
+        for class in Class::ALL.into_iter().filter(|c| !c.finds()) {
+            assert!(all_of_findings().iter().all(|(c, _)| *c != class), "{}", class.label());
+        }
+    }
+
+    #[test]
+    fn commands_are_whole_and_say_what_they_cost() {
+        for (class, a) in all_of_findings() {
+            let quotes = a.command.matches('\'').count();
+            assert!(quotes % 2 == 0, "{}: {}", class.label(), a.command);
+            assert!(!a.effect.is_empty() && !a.blast_radius.is_empty(), "{}", a.command);
+            // What changes something costs somebody something.
+            let changes = ["kill", "-X POST"].iter().any(|c| a.command.contains(c));
+            assert_eq!(changes, a.blast_radius != "none", "{}", a.command);
+            assert!(changes || !a.clears, "looking clears nothing: {}", a.command);
+        }
+    }
+
+    #[test]
+    fn a_process_is_named_only_on_its_own_host() {
+        assert_eq!(restart(&party(true)).command, "kill -TERM 4711");
+        assert_eq!(restart(&party(false)).command, "kill -TERM PID_OF_RANK   # at 10.0.0.1");
+        assert!(look_at_threads(&party(false)).command.contains("PID_OF_RANK"));
+    }
+
+    fn named_by(rid: &str) -> Vec<String> {
+        let mut room = pinned(7);
+        room.request = Some(RequestView { rid: Some(rid.into()), ..RequestView::default() });
+        room.verdict.as_mut().unwrap().actions = vec![find_request(7), abort(&party(true))];
+        name_request(&mut room);
+        room.verdict.unwrap().actions.into_iter().map(|a| a.command).collect()
+    }
+
+    #[test]
+    fn a_known_request_is_named_and_not_searched_for() {
+        let commands = named_by("9f3c-77");
+        assert_eq!(commands.len(), 1);
+        assert!(commands[0].ends_with(r#"-d '{"rid":"9f3c-77"}'"#), "{}", commands[0]);
+        assert!(commands[0].contains("http://10.0.0.1:HTTP_PORT/abort_request"), "{}", commands[0]);
+    }
+
+    #[test]
+    fn a_request_id_of_a_client_breaks_out_of_no_quote() {
+        let commands = named_by(r#"a'; reboot "b\"#);
+        assert_eq!(commands.len(), 2, "with a blank in it: not taken");
+        let commands = named_by(r#"a';reboot;"b\"#);
+        assert!(commands[0].ends_with(r#"-d '{"rid":"a'\'';reboot;\"b\\"}'"#), "{}", commands[0]);
+        for odd in ["", "a\nb", "ä", "\u{202e}x"] {
+            assert_eq!(named_by(odd).len(), 2, "{odd:?}");
+        }
+    }
+}
