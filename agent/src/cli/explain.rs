@@ -417,6 +417,13 @@ fn log_lines(out: &mut String, record: &Value) {
             "prefill: `Skip sending kv chunk for request … because page_indices is empty`",
             "prefill: `Session … failed.`",
         ],
+        Some("concluded_but_held") => &[
+            "decode: `Context corruption detected`",
+            "prefill, every few seconds: `#inflight-req: N` that does not fall",
+        ],
+        Some("staging_reply_missing") => &["decode: `STAGING_REQ dropped: no receiver for room=…`"],
+        Some("engine_stalled") => &["prefill, every few seconds: `Prefill batch` lines that have stopped"],
+        Some("duplicate_room") => &["decode: `Context corruption detected` with both rooms"],
         Some("receiver_silent") => {
             &["prefill: a traceback of its receive thread, or `bootstrap_thread died on engine_rank=…`"]
         }

@@ -334,7 +334,8 @@ impl RoomTable {
                 seconds(s.slowest)
             ),
             "none of them was aborted by decode".to_owned(),
-            "mooncake fails every later room of a session once one write to it has failed, until that session registers anew"
+            "mooncake fails every later room of a session once one write to it has failed (or, from 0.5.17, once its layout of \
+             buffers did not fit), until that session registers anew"
                 .to_owned(),
         ];
         let group = session_group(&address.to_string(), name);

@@ -122,7 +122,7 @@ mod tests {
         assert_eq!(fixed("M6"), Some(("29133", Some("0.5.19"))));
         assert_eq!(fixed("M2"), Some(("v0.5.20", Some("0.5.20"))));
         assert_eq!(fixed("M35"), Some(("25125", Some("0.5.12"))));
-        assert_eq!(fixed("M42"), Some(("31075", None)));
+        assert_eq!(fixed("M42"), Some(("31075", Some("0.5.16"))));
         assert_eq!(fixed("M41"), Some(("9266", None)));
         // What one record can carry of them.
         for class in Class::ALL {
@@ -135,10 +135,17 @@ mod tests {
         let all = known_issues(Class::LocalGhost, None, None);
         assert_eq!(all.len(), 2);
         assert!(all.iter().all(|i| i.applies == "unknown"));
-        let old = known_issues(Class::LocalGhost, Some(Backend::Nixl), releases((5, 17), (5, 20)));
-        assert_eq!(old.iter().map(|i| i.applies).collect::<Vec<_>>(), ["yes", "yes"]);
-        let new = known_issues(Class::LocalGhost, Some(Backend::Nixl), releases((5, 21), (5, 23)));
-        assert_eq!(new.iter().map(|i| i.applies).collect::<Vec<_>>(), ["no", "yes"]);
+        let of = |min, max| {
+            let all = known_issues(Class::LocalGhost, Some(Backend::Nixl), releases(min, max));
+            all.iter().map(|i| i.applies).collect::<Vec<_>>()
+        };
+        assert_eq!(of((5, 14), (5, 15)), ["yes", "yes"]);
+        assert_eq!(of((5, 17), (5, 20)), ["yes", "no"]);
+        assert_eq!(of((5, 15), (5, 21)), ["unknown", "unknown"]);
+        assert_eq!(of((5, 21), (5, 23)), ["no", "no"]);
+        // The incident this project began with.
+        let incident = known_issues(Class::AbortBeforeEntry, Some(Backend::Nixl), releases((5, 17), (5, 21)));
+        assert!(incident.iter().any(|i| i.applies == "yes" && i.fixed_in.as_deref() == Some("0.5.22")));
     }
 
     #[test]
