@@ -8,14 +8,15 @@ use std::time::Duration;
 
 use rooms::model::RoomSnapshot;
 use roomtrace::export::clock::Clock;
-use roomtrace::export::query::{Query, Rooms};
+use roomtrace::export::query::{Findings, Query, Rooms};
 use roomtrace::export::{Exports, Options};
 use roomtrace::{event, export, rooms, sglang, verdict};
 
 #[path = "../src/export/testing.rs"]
 mod testing;
 
-use testing::{EPOCH, ask, closed, get, identity, pinned};
+use testing::{EPOCH, ask, closed, finding, get, identity, pinned};
+use verdict::model::Finding;
 
 /// The thread that owns the rooms, answering until told to stop.
 struct Pipeline {
@@ -57,6 +58,13 @@ fn answer(query: Query, known: &[RoomSnapshot]) {
         Query::Room { room, reply } => {
             let rooms = known.iter().filter(|r| r.room == room).cloned().collect();
             let _ = reply.send(Rooms { rooms, more: false, clock });
+        }
+        Query::Findings { limit, reply } => {
+            let all = [finding(), Finding { group: 0xdef, rooms: Vec::new(), room_count: 0, ..finding() }];
+            let closed = vec![Finding { closed_at: Some(event::Mono(20_000_000_000)), ..finding() }];
+            let open = all.iter().take(limit).cloned().collect();
+            let at = event::Mono(30_000_000_000);
+            let _ = reply.send(Findings { open, total: all.len(), closed, at, clock });
         }
         Query::Status { reply } => {
             let _ = reply.send(serde_json::json!({ "hook": "sock" }));
@@ -100,6 +108,53 @@ async fn rooms_are_listed_filtered_and_paged() {
     let (_, rest) = json(at, "/api/v1/rooms?limit=100&after=3.0").await;
     assert_eq!(rooms(&rest), ["3", "5", "9"]);
     pipeline.stop();
+}
+
+#[tokio::test]
+async fn findings_are_listed_open_and_over() {
+    let (exports, at) = started().await;
+    let pipeline = Pipeline::start(exports, some_rooms());
+    let (status, all) = json(at, "/api/v1/findings").await;
+    assert_eq!(status, 200);
+    let groups: Vec<_> = all["findings"].as_array().unwrap().iter().map(|f| f["group"].as_str().unwrap()).collect();
+    assert_eq!((groups, &all["total"]), (vec!["0000000000000abc", "0000000000000def"], &2.into()));
+    let first = &all["findings"][0];
+    assert_eq!(first["rooms"], serde_json::json!(["7", "18446744073709551615"]));
+    assert_eq!((&first["room_count"], &first["engine"]["pid"], &first["rank"]), (&2.into(), &4711.into(), &0.into()));
+    assert_eq!(all["closed"][0]["event"], "finding_closed");
+    assert_eq!(all["closed"][0]["closed_at"], "2023-11-14T22:13:40.000000000Z");
+    let (_, one) = json(at, "/api/v1/findings?limit=1").await;
+    assert_eq!((one["findings"].as_array().unwrap().len(), &one["total"]), (1, &2.into()));
+    for bad in ["limit=0", "limit=501", "limit=x", "what=1"] {
+        assert_eq!(json(at, &format!("/api/v1/findings?{bad}")).await.0, 400, "{bad}");
+    }
+    pipeline.stop();
+}
+
+#[tokio::test]
+async fn a_finding_is_the_same_object_in_the_api_and_on_an_event_line() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("events.jsonl");
+    let options = Options {
+        events: Some(file.clone()),
+        listen: Some("127.0.0.1:0".parse().unwrap()),
+        ..Options::default()
+    };
+    let mut exports = Exports::start(options, identity()).await.unwrap();
+    let at = exports.listening().unwrap();
+    let (clock, now) = (Clock::fixed(EPOCH), event::Mono(30_000_000_000));
+    exports.finding_event(&rooms::model::FindingEvent::Opened(finding().into()), now, &clock);
+    exports.room_event(&rooms::model::Event::Pinned(pinned(5).into()), &clock);
+    let over = Finding { closed_at: Some(event::Mono(20_000_000_000)), ..finding() };
+    exports.finding_event(&rooms::model::FindingEvent::Closed(over.into()), now, &clock);
+    let pipeline = Pipeline::start(exports, some_rooms());
+    let (_, all) = json(at, "/api/v1/findings").await;
+    pipeline.stop().shutdown(Duration::from_mins(1)).await;
+    let text = std::fs::read_to_string(file).unwrap();
+    let lines: Vec<serde_json::Value> = text.lines().map(|l| serde_json::from_str(l).unwrap()).collect();
+    let names: Vec<_> = lines.iter().map(|l| l["event"].as_str().unwrap()).collect();
+    assert_eq!(names, ["finding_opened", "room_pinned", "finding_closed"], "one stream, in order");
+    assert_eq!((&lines[0], &lines[2]), (&all["findings"][0], &all["closed"][0]));
 }
 
 #[tokio::test]

@@ -71,6 +71,8 @@ async fn values_and_labels_are_those_of_the_snapshot() {
         r#"roomtrace_connections{state="zmtp"} 6.0"#,
         r#"roomtrace_bpf_run_seconds_total{program="sock_send"} 1.5"#,
         r#"roomtrace_bpf_runs_total{program="sock_send"} 9000.0"#,
+        r#"roomtrace_findings_open{class="thread_died",confidence="certain",role="prefill"} 1.0"#,
+        "roomtrace_findings_turned_away_total 6.0",
         r#"roomtrace_state_dropped_total{reason="boot"} 1.0"#,
         r#"roomtrace_state_restored{what="rooms"} 2.0"#,
         r#"roomtrace_state_writes_total{result="written"} 3.0"#,

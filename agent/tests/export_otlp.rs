@@ -370,6 +370,8 @@ async fn the_file_holds_the_same_as_the_wire_and_reads_back() {
         OtlpConfig { file: Some(file.clone()), ..to(format!("http://{}", receiver.grpc_here().await)) };
     let mut exports = started(config).await;
     tell(&mut exports, life(7));
+    let opened = rooms::model::FindingEvent::Opened(testing::finding().into());
+    exports.finding_event(&opened, event::Mono(12_000_000_000), &Clock::fixed(EPOCH));
     exports.shutdown(GRACE).await;
     let written = std::fs::read_to_string(&file).unwrap();
     let mut spans = Vec::new();
@@ -384,6 +386,9 @@ async fn the_file_holds_the_same_as_the_wire_and_reads_back() {
                 .extend(r.resource_logs.into_iter().flat_map(|r| r.scope_logs).flat_map(|s| s.log_records));
         }
     }
+    let found: Vec<_> = records.iter().filter(|r| r.event_name == "finding_opened").collect();
+    assert_eq!(found.len(), 1, "a finding is a log record: {records:?}");
+    assert!(found[0].trace_id.is_empty(), "and of no room's trace");
     assert_eq!((spans, records), (receiver.spans(), receiver.records()));
     let hex = export::trace_id::trace_id(7, "").to_string();
     assert!(written.contains(&format!("\"traceId\":\"{hex}\"")), "{written}");

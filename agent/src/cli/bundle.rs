@@ -138,7 +138,7 @@ impl Archive {
             if let Some(names) = &mut self.pseudonyms {
                 names.value(&mut room);
             }
-            self.put(&file, explain::page(&room).as_bytes())?;
+            self.put(&file, explain::page(&room, &[]).as_bytes())?;
         }
         self.json(&format!("rooms-{name}.json"), Value::Array(rooms))
     }

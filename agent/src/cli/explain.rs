@@ -6,9 +6,9 @@ use std::fmt::Write as _;
 
 use serde_json::Value;
 
-/// The page. `record` is a room's JSON record; a missing key reads as "not known".
-pub(super) fn page(record: &Value) -> String {
-    let mut out = summary(record);
+/// The page. `record` is a room's JSON record, `findings` are those that are open; a missing key reads as "not known".
+pub(super) fn page(record: &Value, findings: &[Value]) -> String {
+    let mut out = summary(record, findings);
     out.push('\n');
     why(&mut out, record);
     time_line(&mut out, record);
@@ -24,7 +24,7 @@ pub(super) fn page(record: &Value) -> String {
 }
 
 /// The first line, as in `rooms`: who owes what to whom, whether it ends by itself, what to do.
-pub(super) fn summary(record: &Value) -> String {
+pub(super) fn summary(record: &Value, findings: &[Value]) -> String {
     let verdict = &record["verdict"];
     let mut parts = vec![format!("room {}{} {}", text(&record["room"]), life(record), state(record))];
     if let Some(owes) = owes(record).filter(|_| !closed(record)) {
@@ -37,9 +37,7 @@ pub(super) fn summary(record: &Value) -> String {
             }
             None => "never ends by itself".to_owned(),
         });
-        if let Some(size @ 2..) = verdict["group_size"].as_u64() {
-            parts.push(format!("1 of {size} rooms with this cause"));
-        }
+        parts.extend(shared(verdict, findings));
         if let Some(pages) = pages(record) {
             parts.push(format!("holds {pages} pages"));
         }
@@ -52,6 +50,70 @@ pub(super) fn summary(record: &Value) -> String {
             parts.push(format!("upstream: {}", text(&issue["url"])));
         }
     }
+    parts.join(" · ")
+}
+
+/// How many rooms hang on the same cause, and what it is where an engine's own finding tells more than the verdict.
+fn shared(verdict: &Value, findings: &[Value]) -> Option<String> {
+    let size = verdict["group_size"].as_u64().unwrap_or(1);
+    let cause = cause(verdict, findings).map(|f| {
+        let first = list(&f["evidence"]).first().map_or_else(|| party(&f["engine"]), |e| text(e).to_owned());
+        format!("cause: {} ({first})", text(&f["class"]))
+    });
+    match (size, cause) {
+        (2.., Some(cause)) => Some(format!("1 of {size} rooms, {cause}")),
+        (2.., None) => Some(format!(
+            "1 of {size} rooms, cause: {} of {}",
+            text(&verdict["class"]),
+            party(&verdict["owed_by"])
+        )),
+        (_, cause) => cause,
+    }
+}
+
+/// The finding that stands for this room's cause under another name, or one of the process or endpoint that owes.
+fn cause<'a>(verdict: &Value, findings: &'a [Value]) -> Option<&'a Value> {
+    let group = |f: &&Value| f["group"] == verdict["group"] && f["class"] != verdict["class"];
+    let owes = &verdict["owed_by"];
+    let same = |f: &Value, key: &str| !owes[key].is_null() && f["engine"][key] == owes[key];
+    let engine = |f: &&Value| {
+        let explains = ["thread_died", "engine_paused", "nothing_readable"];
+        explains.iter().any(|c| f["class"] == **c) && (same(f, "pid") || same(f, "endpoint"))
+    };
+    findings.iter().find(group).or_else(|| findings.iter().find(engine))
+}
+
+/// One line for each open finding, and how many there are beyond them.
+pub(super) fn finding_lines(findings: &[Value], total: usize) -> String {
+    let mut out = String::new();
+    for f in findings {
+        out.push_str(&finding_line(f));
+        out.push('\n');
+    }
+    let beyond = total.saturating_sub(findings.len());
+    if beyond > 0 {
+        let _ = writeln!(out, "(and {beyond} more findings)");
+    }
+    out
+}
+
+/// What is wrong, with whom, since when, how many rooms hang on it, what to do.
+fn finding_line(f: &Value) -> String {
+    let mut parts = vec![
+        format!("finding {} {}", text(&f["confidence"]), text(&f["class"])),
+        format!("{} since {}", party(&f["engine"]), f["since"].as_str().map_or("?", clock)),
+    ];
+    if let Some(count @ 1..) = f["room_count"].as_u64() {
+        let rooms: Vec<&str> = list(&f["rooms"]).iter().take(3).map(text).collect();
+        let more = if count > rooms.len() as u64 { ", …" } else { "" };
+        let plural = if count == 1 { "room" } else { "rooms" };
+        parts.push(format!("{count} {plural} ({}{more})", rooms.join(", ")));
+    } else {
+        parts.extend(list(&f["evidence"]).first().map(|e| text(e).to_owned()));
+    }
+    let actions = list(&f["actions"]);
+    let act = actions.iter().find(|a| a["clears"].as_bool() == Some(true)).or(actions.first());
+    parts.extend(act.map(|a| format!("do: {}", text(&a["command"]))));
     parts.join(" · ")
 }
 
@@ -355,6 +417,13 @@ fn log_lines(out: &mut String, record: &Value) {
             "prefill: `Skip sending kv chunk for request … because page_indices is empty`",
             "prefill: `Session … failed.`",
         ],
+        Some("concluded_but_held") => &[
+            "decode: `Context corruption detected`",
+            "prefill, every few seconds: `#inflight-req: N` that does not fall",
+        ],
+        Some("staging_reply_missing") => &["decode: `STAGING_REQ dropped: no receiver for room=…`"],
+        Some("engine_stalled") => &["prefill, every few seconds: `Prefill batch` lines that have stopped"],
+        Some("duplicate_room") => &["decode: `Context corruption detected` with both rooms"],
         Some("receiver_silent") => {
             &["prefill: a traceback of its receive thread, or `bootstrap_thread died on engine_rank=…`"]
         }

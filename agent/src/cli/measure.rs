@@ -10,10 +10,13 @@ use crate::export::metrics::{MetricsSnapshot, PinnedRooms};
 use crate::export::owed_instance;
 use crate::kernel::{Capture, ProgramCost};
 use crate::pipeline::Pipeline;
+use crate::rooms::RoomTable;
+use crate::rooms::findings::FindingGauge;
 use crate::rooms::model::Role;
 use crate::sglang::Unknown;
 use crate::sglang::message::Backend;
 use crate::state;
+use crate::verdict::model::{Class, Confidence};
 
 /// Everything for `/metrics`. A counter that the kernel refuses to give is left out, never zero.
 pub(super) fn snapshot(at: Mono, pipeline: &Pipeline, capture: &Capture, host_name: &str) -> MetricsSnapshot {
@@ -43,8 +46,26 @@ fn rooms(out: &mut MetricsSnapshot, pipeline: &Pipeline, host_name: &str) {
         out.rooms_pinned.push(PinnedRooms { role, verdict, confidence, owed_instance, rooms });
     }
     let counters = table.counters();
+    findings(out, table);
     out.rooms_closed = counters.closed;
     out.pins = counters.pins;
+}
+
+/// Also at zero: that nothing was found is measured.
+fn findings(out: &mut MetricsSnapshot, table: &RoomTable) {
+    let gauges = table.finding_gauges();
+    for class in Class::ALL.into_iter().filter(|c| c.finds()) {
+        for confidence in Confidence::ALL {
+            for role in [Some(Role::Prefill), Some(Role::Decode), None] {
+                let same = |g: &&FindingGauge| (g.class, g.confidence, g.role) == (class, confidence, role);
+                let n = gauges.iter().find(same).map_or(0, |g| g.findings);
+                if n > 0 || role.is_some() {
+                    out.findings_open.push((class, confidence, role, n));
+                }
+            }
+        }
+    }
+    out.findings_turned_away = Some(table.findings_turned_away());
 }
 
 fn processes(out: &mut MetricsSnapshot, pipeline: &Pipeline) {

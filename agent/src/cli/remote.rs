@@ -7,6 +7,7 @@ use anyhow::{Context as _, anyhow};
 use serde_json::{Value, json};
 
 use crate::export::otlp::without_login;
+use crate::export::query::PAGE_MAX;
 
 use super::{End, ExplainArgs, Failure, Outcome, RoomsArgs, explain, print};
 
@@ -20,13 +21,15 @@ const PAGES: usize = 20;
 pub(super) fn rooms(args: &RoomsArgs) -> Outcome {
     let pinned = if args.pinned { "&pinned=true" } else { "" };
     let (rooms, next) = pages(&args.api.api, pinned)?;
+    let (findings, total) = findings(&args.api.api)?;
     let end = if args.pinned && !rooms.is_empty() { End::Findings } else { End::Fine };
     let mut text = String::new();
     if args.json {
-        text = format!("{}\n", json!({ "rooms": rooms, "next": next }));
+        text = format!("{}\n", json!({ "findings": findings, "rooms": rooms, "next": next }));
     } else {
+        text.push_str(&explain::finding_lines(&findings, total));
         for room in &rooms {
-            text.push_str(&explain::summary(room));
+            text.push_str(&explain::summary(room, &findings));
             text.push('\n');
         }
         if rooms.is_empty() {
@@ -58,6 +61,16 @@ pub(super) fn pages(api: &str, which: &str) -> Result<(Vec<Value>, Option<String
     Ok((rooms, next))
 }
 
+/// Open findings, oldest first, and how many there are. None from an agent that does not know of them yet.
+fn findings(api: &str) -> Result<(Vec<Value>, usize), Failure> {
+    let (_, mut body) = get(api, &format!("/api/v1/findings?limit={PAGE_MAX}"))?;
+    let total = body["total"].as_u64().and_then(|n| usize::try_from(n).ok()).unwrap_or_default();
+    Ok(match body.get_mut("findings").map(Value::take) {
+        Some(Value::Array(list)) => (list, total),
+        _ => (Vec::new(), 0),
+    })
+}
+
 /// `roomtrace explain ROOM`.
 pub(super) fn explain(args: &ExplainArgs) -> Outcome {
     let life = args.incarnation.map_or_else(String::new, |n| format!("?incarnation={n}"));
@@ -69,7 +82,10 @@ pub(super) fn explain(args: &ExplainArgs) -> Outcome {
             args.room
         )));
     }
-    print(&if args.json { format!("{body}\n") } else { explain::page(&body) })
+    if args.json {
+        return print(&format!("{body}\n"));
+    }
+    print(&explain::page(&body, &findings(&args.api.api)?.0))
 }
 
 /// Asks for JSON.

@@ -7,17 +7,20 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow};
+use serde_json::Value;
 
 use super::{End, Failure, Outcome, ReplayArgs, explain, print, recording, room_config};
 use crate::control::Limits;
 use crate::event::{Mono, SECOND};
 use crate::export::clock::Clock;
+use crate::export::query::PAGE_MAX;
 use crate::export::record::Maker;
 use crate::export::{Exports, Identity, Options};
 use crate::pipeline::Pipeline;
 use crate::replay::recorded::{Read, Reader, RecordingError};
 use crate::replay::{Progress, Replay, ReplayError, SUPPORTED, Summary};
 use crate::rooms::model::RoomSnapshot;
+use crate::verdict::model::Finding;
 
 /// How often the rooms hear of time, as in live capture.
 const TICK: u64 = SECOND / 10;
@@ -55,6 +58,10 @@ impl Player {
     fn flush(&mut self) {
         for event in self.pipeline.events() {
             self.exports.room_event_wait(&event, &self.clock);
+        }
+        let at = self.pipeline.rooms().now();
+        for event in self.pipeline.finding_events() {
+            self.exports.finding_event_wait(&event, at, &self.clock);
         }
     }
 }
@@ -279,13 +286,21 @@ fn report(player: &Player, identity: &Identity, args: &ReplayArgs, source: &Sour
             .unwrap_or_default()
     };
     let mut out = String::new();
+    let table = player.pipeline.rooms();
+    let at = table.now();
+    let finding = |f: &Finding| {
+        serde_json::to_value(maker.finding(f, at))
+            .with_context(|| format!("cannot write finding {:016x} as JSON", f.group))
+            .unwrap_or_default()
+    };
+    let findings: Vec<Value> = table.first_findings(PAGE_MAX).iter().map(finding).collect();
     if let Some(room) = args.explain {
-        let lives = player.pipeline.rooms().snapshot(room);
+        let lives = table.snapshot(room);
         if lives.is_empty() {
             let _ = writeln!(out, "room {room} is not in this capture");
         }
         for life in &lives {
-            out.push_str(&explain::page(&value(life)));
+            out.push_str(&explain::page(&value(life), &findings));
         }
         return out;
     }
@@ -301,8 +316,9 @@ fn report(player: &Player, identity: &Identity, args: &ReplayArgs, source: &Sour
     if let Some(unread) = source.unread() {
         let _ = writeln!(out, "{unread}");
     }
+    out.push_str(&explain::finding_lines(&findings, table.finding_count()));
     for room in &pinned {
-        let _ = writeln!(out, "{}", explain::summary(&value(room)));
+        let _ = writeln!(out, "{}", explain::summary(&value(room), &findings));
     }
     out
 }

@@ -14,7 +14,7 @@ use crate::control::{Judgement, Limits};
 use crate::event::{Mono, SECOND};
 use crate::export::clock::{Bracket, Clock};
 use crate::export::metrics::MetricsSnapshot;
-use crate::export::query::{Query, Rooms, RoomsFilter};
+use crate::export::query::{Findings, Query, Rooms, RoomsFilter};
 use crate::export::recording::Recording;
 use crate::export::{Exports, Identity, Options};
 use crate::kernel::{self, Capture, CaptureConfig};
@@ -224,6 +224,10 @@ impl Agent {
         for event in self.pipeline.events() {
             self.exports.room_event(&event, &self.clock);
         }
+        let at = self.pipeline.rooms().now();
+        for event in self.pipeline.finding_events() {
+            self.exports.finding_event(&event, at, &self.clock);
+        }
     }
 
     /// Answers what the HTTP side asks; a sender that is gone has given up waiting.
@@ -235,8 +239,20 @@ impl Agent {
                     let rooms = self.pipeline.rooms().snapshot(room);
                     drop(reply.send(Rooms { rooms, more: false, clock: self.clock.clone() }));
                 }
+                Query::Findings { limit, reply } => drop(reply.send(self.findings(limit))),
                 Query::Status { reply } => drop(reply.send(self.status())),
             }
+        }
+    }
+
+    fn findings(&self, limit: usize) -> Findings {
+        let table = self.pipeline.rooms();
+        Findings {
+            open: table.first_findings(limit),
+            total: table.finding_count(),
+            closed: table.closed_findings().cloned().collect(),
+            at: now(),
+            clock: self.clock.clone(),
         }
     }
 

@@ -1,4 +1,4 @@
-//! HTTP server of the agent: metrics, rooms, health, status. Read only.
+//! HTTP server of the agent: metrics, rooms, findings, health, status. Read only.
 //!
 //! It has no authentication: it listens where it is told to, by default on loopback. Everything a client can
 //! ask for is bounded: connections, size and time of a request, rooms per answer.
@@ -29,6 +29,7 @@ use super::prometheus::{Format, PhaseDurations, encode};
 use super::query::{Key, PAGE_MAX, QueryError, QueryHandle, RoomsFilter};
 use super::record::Maker;
 use super::{ExportError, Identity};
+use crate::verdict::model::Finding;
 
 /// Clients at once.
 const CONNECTIONS: usize = 64;
@@ -127,6 +128,7 @@ fn router(answers: Arc<Answers>) -> Router {
         .route("/metrics", get(metrics))
         .route("/api/v1/rooms", get(rooms))
         .route("/api/v1/rooms/{room}", get(room))
+        .route("/api/v1/findings", get(findings))
         .route("/healthz", get(healthz))
         .route("/readyz", get(readyz))
         .route("/status", get(status))
@@ -239,6 +241,37 @@ async fn room(
         return error(StatusCode::NOT_FOUND, &what);
     };
     Json(Maker { identity: &a.identity, clock: &found.clock }.room(r)).into_response()
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FindingsParameters {
+    limit: Option<usize>,
+}
+
+async fn findings(
+    State(a): State<Arc<Answers>>,
+    parameters: Result<Query<FindingsParameters>, QueryRejection>,
+) -> Response {
+    let limit = match parameters {
+        Ok(Query(p)) => p.limit.unwrap_or(PAGE),
+        Err(e) => return error(StatusCode::BAD_REQUEST, &e.body_text()),
+    };
+    if !(1..=PAGE_MAX).contains(&limit) {
+        return error(StatusCode::BAD_REQUEST, &format!("limit must be from 1 to {PAGE_MAX}"));
+    }
+    let found = match a.queries.findings(limit).await {
+        Ok(found) => found,
+        Err(e) => return busy(e),
+    };
+    let maker = Maker { identity: &a.identity, clock: &found.clock };
+    let records = |list: &[Finding]| list.iter().map(|f| maker.finding(f, found.at)).collect::<Vec<_>>();
+    Json(json!({
+        "findings": records(&found.open),
+        "total": found.total,
+        "closed": records(&found.closed),
+    }))
+    .into_response()
 }
 
 async fn healthz(State(a): State<Arc<Answers>>) -> Response {

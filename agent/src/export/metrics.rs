@@ -31,6 +31,10 @@ pub struct MetricsSnapshot {
     pub rooms_open: Vec<(Role, KvPoll, u64)>,
     /// Pinned rooms.
     pub rooms_pinned: Vec<PinnedRooms>,
+    /// Open findings by class, confidence and role of the engine (`None`: neither engine's, or not known).
+    pub findings_open: Vec<(Class, Confidence, Option<Role>, u64)>,
+    /// Findings that found no place since the agent started, and what was not measured for one.
+    pub findings_turned_away: Option<u64>,
     /// Age of the oldest open view by role and state, nanoseconds. No entry where none is open.
     pub oldest_open: Vec<(Role, KvPoll, u64)>,
     /// Views ended since the agent started.
@@ -214,6 +218,23 @@ pub(super) static METRICS: &[Descriptor] = &[
                owed_instance is a host name or an address without port, at most 100 of them, then `other`.",
         labels: &["role", "verdict", "confidence", "owed_instance"],
         read: |s| s.list(|m| &m.rooms_pinned, |p| (pinned_labels(p), count(p.rooms))),
+    },
+    Descriptor {
+        name: "roomtrace_findings_open",
+        kind: Type::Gauge,
+        unit: "{finding}",
+        help: "What is wrong with engines, and causes that pin rooms: one dead worker is one, however many rooms it pins. \
+               role `unknown`: neither engine's, or not known.",
+        labels: &["class", "confidence", "role"],
+        read: |s| s.list(|m| &m.findings_open, finding_point),
+    },
+    Descriptor {
+        name: "roomtrace_findings_turned_away_total",
+        kind: Type::Counter,
+        unit: "{finding}",
+        help: "Findings that were not opened, and ABORTs and sessions that were not measured, because a table was full.",
+        labels: &[],
+        read: |s| plain(s.snapshot.as_ref().and_then(|m| m.findings_turned_away).map(count)),
     },
     Descriptor {
         name: "roomtrace_oldest_open_room_age_seconds",
@@ -458,6 +479,12 @@ fn pinned_labels(p: &PinnedRooms) -> Labels {
         ("confidence", p.confidence.label().into()),
         ("owed_instance", p.owed_instance.clone().into()),
     ]
+}
+
+fn finding_point(f: &(Class, Confidence, Option<Role>, u64)) -> (Labels, f64) {
+    let (class, confidence, role, n) = *f;
+    let role = role.map_or("unknown", Role::label);
+    (labels([("class", class.label()), ("confidence", confidence.label()), ("role", role)]), count(n))
 }
 
 fn plain(value: Option<f64>) -> Vec<Point> {

@@ -8,6 +8,7 @@ pub mod clock;
 pub(crate) mod complaint;
 pub mod counters;
 mod events;
+pub mod finding;
 mod http;
 pub mod metrics;
 pub mod otlp;
@@ -18,7 +19,7 @@ pub mod query;
 pub mod record;
 pub mod recording;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 pub mod trace_id;
 
 use std::net::SocketAddr;
@@ -39,7 +40,8 @@ use prometheus::PhaseDurations;
 use query::Queries;
 use record::Maker;
 
-use crate::rooms::model::{Event, Role, RoomSnapshot};
+use crate::event::Mono;
+use crate::rooms::model::{Event, FindingEvent, Role, RoomSnapshot};
 use crate::verdict::model::KnownIssue;
 
 pub use events::OpenError;
@@ -112,11 +114,36 @@ impl RoomEvent {
     }
 }
 
+/// What happened to a finding, when it was told, with the clock to read its times by.
+#[derive(Debug)]
+struct FindingNews {
+    event: FindingEvent,
+    at: Mono,
+    clock: Clock,
+}
+
+/// What the outputs hear of, shared by them.
+#[derive(Clone, Debug)]
+enum News {
+    Room(Arc<RoomEvent>),
+    Finding(Arc<FindingNews>),
+}
+
+impl News {
+    /// Whether it is delivered first and dropped last: whatever speaks of a pin or of a finding.
+    fn flagged(&self) -> bool {
+        match self {
+            Self::Room(e) => e.flagged(),
+            Self::Finding(_) => true,
+        }
+    }
+}
+
 /// The front of the export, owned by the thread that follows the rooms.
 #[derive(Debug)]
 pub struct Exports {
     identity: Arc<Identity>,
-    events: Option<Lines<Arc<RoomEvent>>>,
+    events: Option<Lines<News>>,
     otlp: Option<Otlp>,
     durations: PhaseDurations,
     instances: Instances,
@@ -191,12 +218,8 @@ impl Exports {
     /// Hands an event to every output. Never blocks.
     pub fn room_event(&mut self, event: &Event, clock: &Clock) {
         self.measure(event, clock);
-        let Some(event) = self.shared(event, clock) else { return };
-        if let Some(events) = &self.events {
-            events.try_write(Arc::clone(&event), event.flagged());
-        }
-        if let Some(otlp) = &self.otlp {
-            otlp.event(event);
+        if self.has_output() {
+            self.tell(News::Room(Arc::new(RoomEvent { event: event.clone(), clock: clock.clone() })));
         }
     }
 
@@ -204,19 +227,47 @@ impl Exports {
     /// waiting. Not to be called from asynchronous code.
     pub fn room_event_wait(&mut self, event: &Event, clock: &Clock) {
         self.measure(event, clock);
-        let Some(event) = self.shared(event, clock) else { return };
-        if let Some(events) = &self.events {
-            events.write(Arc::clone(&event));
-        }
-        if let Some(otlp) = &self.otlp {
-            otlp.event_wait(event);
+        if self.has_output() {
+            self.tell_wait(News::Room(Arc::new(RoomEvent { event: event.clone(), clock: clock.clone() })));
         }
     }
 
-    /// A copy for those who want one.
-    fn shared(&self, event: &Event, clock: &Clock) -> Option<Arc<RoomEvent>> {
-        let wanted = self.events.is_some() || self.otlp.is_some();
-        wanted.then(|| Arc::new(RoomEvent { event: event.clone(), clock: clock.clone() }))
+    /// Hands what happened to a finding to every output, told at `at`. Never blocks.
+    pub fn finding_event(&mut self, event: &FindingEvent, at: Mono, clock: &Clock) {
+        if self.has_output() {
+            let (event, clock) = (event.clone(), clock.clone());
+            self.tell(News::Finding(Arc::new(FindingNews { event, at, clock })));
+        }
+    }
+
+    /// As [`Self::finding_event`], but waits as [`Self::room_event_wait`] does.
+    pub fn finding_event_wait(&mut self, event: &FindingEvent, at: Mono, clock: &Clock) {
+        if self.has_output() {
+            let (event, clock) = (event.clone(), clock.clone());
+            self.tell_wait(News::Finding(Arc::new(FindingNews { event, at, clock })));
+        }
+    }
+
+    fn has_output(&self) -> bool {
+        self.events.is_some() || self.otlp.is_some()
+    }
+
+    fn tell(&self, news: News) {
+        if let Some(events) = &self.events {
+            events.try_write(news.clone(), news.flagged());
+        }
+        if let Some(otlp) = &self.otlp {
+            otlp.event(news);
+        }
+    }
+
+    fn tell_wait(&self, news: News) {
+        if let Some(events) = &self.events {
+            events.write(news.clone());
+        }
+        if let Some(otlp) = &self.otlp {
+            otlp.event_wait(news);
+        }
     }
 
     /// Replaces what `/metrics` and OTLP metrics show. Never blocks.
@@ -281,11 +332,20 @@ impl Exports {
     }
 }
 
-fn render_record(identity: Arc<Identity>) -> impl FnMut(Arc<RoomEvent>, &mut Vec<u8>) + Send + 'static {
-    move |e, to| {
-        let record = Maker { identity: &identity, clock: &e.clock }.event(&e.event);
+fn render_record(identity: Arc<Identity>) -> impl FnMut(News, &mut Vec<u8>) + Send + 'static {
+    move |news, to| {
+        let identity = &identity;
         // Writing plain structs into memory does not fail.
-        if serde_json::to_writer(&mut *to, &record).is_ok() {
+        let written = match &news {
+            News::Room(e) => {
+                serde_json::to_writer(&mut *to, &Maker { identity, clock: &e.clock }.event(&e.event))
+            }
+            News::Finding(f) => {
+                let maker = Maker { identity, clock: &f.clock };
+                serde_json::to_writer(&mut *to, &maker.finding_event(&f.event, f.at))
+            }
+        };
+        if written.is_ok() {
             to.push(b'\n');
         }
     }

@@ -9,7 +9,9 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 
 use super::clock::Clock;
+use crate::event::Mono;
 use crate::rooms::model::RoomSnapshot;
+use crate::verdict::model::Finding;
 
 /// Questions waiting at most.
 const WAITING: usize = 32;
@@ -66,6 +68,21 @@ pub struct Rooms {
     pub clock: Clock,
 }
 
+/// Findings as an answer.
+#[derive(Clone, Debug)]
+pub struct Findings {
+    /// The first open ones, oldest first.
+    pub open: Vec<Finding>,
+    /// How many are open.
+    pub total: usize,
+    /// The last that are over, in the order of their ends.
+    pub closed: Vec<Finding>,
+    /// When.
+    pub at: Mono,
+    /// Clock to read their times with.
+    pub clock: Clock,
+}
+
 /// A question. Whoever answers sends into `reply`; dropping it means "cannot say".
 #[derive(Debug)]
 pub enum Query {
@@ -82,6 +99,13 @@ pub enum Query {
         room: u64,
         /// Where the answer goes.
         reply: oneshot::Sender<Rooms>,
+    },
+    /// What is wrong with engines, and what pins rooms.
+    Findings {
+        /// How many open ones, 1 to [`PAGE_MAX`].
+        limit: usize,
+        /// Where the answer goes.
+        reply: oneshot::Sender<Findings>,
     },
     /// How the agent itself is: hooks chosen and why, loss, sources. One JSON object.
     Status {
@@ -141,6 +165,14 @@ impl QueryHandle {
     /// [`QueryError`].
     pub async fn room(&self, room: u64) -> Result<Rooms, QueryError> {
         self.ask(|reply| Query::Room { room, reply }).await
+    }
+
+    /// Asks for findings.
+    ///
+    /// # Errors
+    /// [`QueryError`].
+    pub async fn findings(&self, limit: usize) -> Result<Findings, QueryError> {
+        self.ask(|reply| Query::Findings { limit, reply }).await
     }
 
     /// Asks for the agent's status.

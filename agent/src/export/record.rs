@@ -77,7 +77,7 @@ struct VerdictJson {
 }
 
 #[derive(Clone, Debug, Serialize)]
-struct PartyJson {
+pub(super) struct PartyJson {
     role: Option<&'static str>,
     rank: Option<u32>,
     host: Option<String>,
@@ -105,7 +105,7 @@ struct EndsByItselfJson {
 }
 
 #[derive(Clone, Debug, Serialize)]
-struct ActionJson {
+pub(super) struct ActionJson {
     command: String,
     effect: String,
     blast_radius: String,
@@ -113,7 +113,7 @@ struct ActionJson {
 }
 
 #[derive(Clone, Debug, Serialize)]
-struct KnownIssueJson {
+pub(super) struct KnownIssueJson {
     url: String,
     fixed_in: Option<String>,
     applies: &'static str,
@@ -250,7 +250,7 @@ impl Maker<'_> {
         EndsByItselfJson { timer: e.timer, at: self.clock.rfc3339(e.at) }
     }
 
-    fn party(&self, p: &Party) -> PartyJson {
+    pub(super) fn party(&self, p: &Party) -> PartyJson {
         PartyJson {
             role: p.role.map(Role::label),
             rank: p.rank,
@@ -339,7 +339,7 @@ fn candidate(c: &Candidate) -> CandidateJson {
     }
 }
 
-fn action(a: &Action) -> ActionJson {
+pub(super) fn action(a: &Action) -> ActionJson {
     ActionJson {
         command: a.command.clone(),
         effect: a.effect.clone(),
@@ -348,7 +348,7 @@ fn action(a: &Action) -> ActionJson {
     }
 }
 
-fn known_issue(k: KnownIssue) -> KnownIssueJson {
+pub(super) fn known_issue(k: KnownIssue) -> KnownIssueJson {
     KnownIssueJson { url: k.url, fixed_in: k.fixed_in, applies: k.applies }
 }
 

@@ -9,7 +9,7 @@ use crate::rooms::model::{
     Completeness, Event, MessageMark, Outcome, Phase, RankView, Role, RoomSnapshot, View,
 };
 use crate::sglang::message::{Backend, Kind, KvPoll, Release, Releases};
-use crate::verdict::model::{Action, Candidate, Class, Confidence, EndsByItself, Party, Verdict};
+use crate::verdict::model::{Action, Candidate, Class, Confidence, EndsByItself, Finding, Party, Verdict};
 
 /// Wall clock time of the tests' monotonic zero: 2023-11-14T22:13:20Z.
 pub(crate) const EPOCH: i64 = 1_700_000_000_000_000_000;
@@ -118,6 +118,23 @@ pub(crate) fn verdict() -> Verdict {
     }
 }
 
+/// A dead worker that pins two rooms since second 11.
+pub(crate) fn finding() -> Finding {
+    let Verdict { confidence, act_on, evidence, actions, since, .. } = verdict();
+    Finding {
+        group: 0xabc,
+        class: Class::TransferWorkerSilent,
+        confidence,
+        engine: act_on.unwrap(),
+        rooms: vec![7, u64::MAX],
+        room_count: 2,
+        since,
+        closed_at: None,
+        evidence,
+        actions,
+    }
+}
+
 /// A room that prefill pins since second 11, seen at second 12.
 pub(crate) fn pinned(number: u64) -> RoomSnapshot {
     let mut r = room(number);
@@ -198,6 +215,8 @@ pub(crate) fn full_snapshot() -> MetricsSnapshot {
         connections: vec![("zmtp", 6)],
         bpf_run_nanos: vec![("sock_send".to_owned(), 1_500_000_000)],
         bpf_runs: vec![("sock_send".to_owned(), 9000)],
+        findings_open: vec![(Class::ThreadDied, Confidence::Certain, Some(Role::Prefill), 1)],
+        findings_turned_away: Some(6),
         state_dropped: vec![("boot", 1)],
         state_restored: vec![("rooms", 2)],
         state_writes: vec![("written", 3)],

@@ -258,21 +258,14 @@ impl RoomTable {
             (Some(n), Some(o)) => n.differs(o),
             _ => true,
         };
-        if was {
-            // The group is found through the old verdict.
-            room.judgement = old;
-            self.unpin(slot);
-        }
-        let pin = new.as_ref().filter(|j| j.class.pins()).map(|j| (j.role, j.class, j.group));
-        if let Some(room) = self.rooms.get_mut(slot) {
-            room.judgement = new.map(Box::new);
-            room.was_pinned |= is;
-        }
-        if let Some((role, class, group)) = pin {
-            self.pin(slot, group);
-            if !was {
-                self.tally.pin(role, class);
-            }
+        let held = old.as_ref().and_then(|j| j.cause()).map(|(group, _, confidence)| (group, confidence));
+        let holds = new.as_ref().and_then(Judgement::cause);
+        let role = new.as_ref().map(|j| j.role);
+        room.judgement = new.map(Box::new);
+        room.was_pinned |= is;
+        self.regroup(slot, held, holds, now);
+        if let (false, Some((_, class, _)), Some(role)) = (was, holds, role) {
+            self.tally.pin(role, class);
         }
         let Some(room) = self.rooms.get(slot) else { return };
         match (was, is) {

@@ -212,6 +212,7 @@ impl RoomTable {
         let pair = self.peers.pair(seen.target, decode, session, &mut self.tally.turned_away);
         self.peers.register(seen.target, decode, session, m, &mut self.tally.turned_away);
         self.set_origin(&seen, decode, session, pair);
+        self.end_streak(pair);
     }
 
     fn metadata(&mut self, seen: Seen<'_>, m: &Metadata<'_>, out: &mut Vec<Event>) {
@@ -417,6 +418,9 @@ impl RoomTable {
             // Mori 0.5.13–0.5.18 drops it as malformed: nothing changes at prefill.
             Role::Prefill => abort.received |= !dropped,
         }
+        if m.generation.is_some() {
+            self.await_acknowledgement(&seen, m.room, decode);
+        }
         let link = self.link_of(slot, seen.target, decode);
         self.mark(slot, &seen, decode, link, None, None, None);
         self.settle(slot, seen.at, out);
@@ -479,6 +483,7 @@ impl RoomTable {
     }
 
     fn abort_ack(&mut self, seen: Seen<'_>, m: AbortAck, out: &mut Vec<Event>) {
+        self.note_acknowledgement(&seen, m);
         let Some(slot) = self.numbers.open(m.room) else {
             self.count_stray(m.room, seen.at);
             return;

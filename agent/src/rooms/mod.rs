@@ -13,6 +13,7 @@ pub mod findings;
 mod messages;
 pub mod model;
 mod peers;
+mod rates;
 mod requests;
 mod room;
 mod saved;

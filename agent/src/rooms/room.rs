@@ -11,6 +11,7 @@ use crate::rooms::model::{Completeness, Outcome, Phase, Role};
 use crate::rooms::peers::{EndpointId, NONE, PairId, SessionId};
 use crate::sglang::message::{Backend, Kind, KvPoll, Releases};
 use crate::verdict::judge::Judgement;
+use crate::verdict::model::{Class, Confidence};
 
 /// Links of one room: prefill ranks × sessions seen on one host (16 of each side at tensor parallelism 16).
 pub(crate) const MAX_LINKS: usize = 64;
@@ -269,6 +270,11 @@ impl Room {
 
     pub(crate) fn pinned(&self) -> bool {
         self.closed.is_none() && self.judgement.as_ref().is_some_and(|j| j.class.pins())
+    }
+
+    /// What it is pinned for, also while it is being closed.
+    pub(crate) fn cause(&self) -> Option<(u64, Class, Confidence)> {
+        self.judgement.as_deref().and_then(Judgement::cause)
     }
 
     /// Adds a mark; from the middle of the time line one is dropped when it is full. Returns whether so.

@@ -469,6 +469,7 @@ impl RoomTable {
         for connection in connections {
             table.restore_connection(connection, &names, &slots, survivors);
         }
+        table.regroup_restored();
         table
     }
 
@@ -558,13 +559,9 @@ impl RoomTable {
             group: j.group,
             since: j.since,
         });
-        let pin = judgement.as_ref().filter(|j| j.class.pins()).map(|j| j.group);
         room.judgement = judgement.map(Box::new);
         let views = [Role::Prefill, Role::Decode].map(|role| room.has(role).then(|| room.progress(role)));
         self.note_phases(slot, views);
-        if let Some(group) = pin {
-            self.pin(slot, group);
-        }
         Some(slot)
     }
 

@@ -10,6 +10,7 @@ use crate::rooms::peers::EndpointId;
 use crate::rooms::room::{Link, Mark, Progress, Room};
 use crate::rooms::table::RoomTable;
 use crate::sglang::message::KvPoll;
+use crate::verdict::actions::name_request;
 use crate::verdict::explain::explain;
 use crate::verdict::model::{Class, Verdict};
 
@@ -20,8 +21,8 @@ impl RoomTable {
     /// Everything known of a room at `at`.
     pub(crate) fn snapshot_of(&self, room: &Room, at: Mono) -> RoomSnapshot {
         let verdict = self.verdict_of(room, at);
-        let group_size = verdict.as_ref().map_or(1, |v| self.groups.get(&v.group).copied().unwrap_or(1));
-        RoomSnapshot {
+        let group_size = verdict.as_ref().map_or(1, |v| self.findings.group_size(v.group).unwrap_or(1));
+        let mut snapshot = RoomSnapshot {
             room: room.room,
             incarnation: room.incarnation,
             backend: room.backend,
@@ -41,10 +42,12 @@ impl RoomTable {
             recovered: recovered(room),
             was_pinned: room.was_pinned,
             group_size,
-        }
+        };
+        name_request(&mut snapshot);
+        snapshot
     }
 
-    fn verdict_of(&self, room: &Room, at: Mono) -> Option<Verdict> {
+    pub(crate) fn verdict_of(&self, room: &Room, at: Mono) -> Option<Verdict> {
         let j = room.judgement.as_deref()?;
         let view = room.progress(j.role);
         let last = room.phases.get(usize::from(j.role == Role::Decode)).copied();

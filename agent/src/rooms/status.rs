@@ -45,6 +45,7 @@ impl RoomTable {
         let concluded = Concluded { metadata_at: l.asked_at(), pages: l.pages, at: seen.at };
         if first {
             self.peers.answered(prefill, pair, numbers, concluded);
+            self.note_conclusion(slot, link, m.status, seen.at);
             self.learn_rank(&seen, prefill, m, sure);
         }
         if sure && origin != prefill {

@@ -14,8 +14,10 @@ use crate::event::{Mono, SECOND};
 use crate::rooms::connections::{Awaited, Connections};
 use crate::rooms::counts::{Counters, Gauges, MAX_INSTANCES, OpenGauge, PinnedGauge, Tally};
 use crate::rooms::estimate::Rule;
-use crate::rooms::model::{Away, Event, FindingEvent, Input, Outcome, Role, RoomSnapshot};
+use crate::rooms::findings::Findings;
+use crate::rooms::model::{Away, Event, Input, Outcome, Role, RoomSnapshot};
 use crate::rooms::peers::{EndpointId, Peers};
+use crate::rooms::rates::Rates;
 use crate::rooms::room::Room;
 use crate::rooms::slab::{Closed, Numbers, Slab, Tomb};
 use crate::rooms::wheel::Wheel;
@@ -135,8 +137,9 @@ pub struct RoomTable {
     pub(crate) wheel: Wheel,
     /// Rooms that may be given up when space runs out: nothing is owed, or their end cannot be seen.
     pub(crate) expendable: VecDeque<(u32, u32)>,
-    /// Pinned rooms per cause.
-    pub(crate) groups: HashMap<u64, u32>,
+    /// Why rooms are pinned, and what is wrong with engines.
+    pub(crate) findings: Findings,
+    pub(crate) rates: Rates,
     pub(crate) pinned: BTreeSet<u32>,
     /// Open views by role and state.
     pub(crate) states: [[u64; 5]; 2],
@@ -144,8 +147,6 @@ pub struct RoomTable {
     /// When a room was last turned away for lack of space.
     pub(crate) turned_away_at: Option<Mono>,
     pub(crate) scratch: Vec<Awaited>,
-    /// Not fetched yet.
-    pub(crate) finding_events: Vec<FindingEvent>,
     /// When nobody looked, where this table goes on where another left off.
     pub(crate) away: Option<Away>,
 }
@@ -164,13 +165,13 @@ impl RoomTable {
             numbers: Numbers::new(MAX_TOMBS),
             wheel: Wheel::new(),
             expendable: VecDeque::new(),
-            groups: HashMap::new(),
+            findings: Findings::default(),
+            rates: Rates::default(),
             pinned: BTreeSet::new(),
             states: [[0; 5]; 2],
             tally: Tally::default(),
             turned_away_at: None,
             scratch: Vec::new(),
-            finding_events: Vec::new(),
             away: None,
         }
     }
@@ -251,6 +252,13 @@ impl RoomTable {
             self.assess(slot, self.now, out);
         }
         self.now = now;
+        self.rate(now);
+        self.rate(now);
+    }
+
+    /// The moment up to which inputs and ticks have brought it.
+    pub const fn now(&self) -> Mono {
+        self.now
     }
 
     /// Every incarnation of a room number that is still kept, oldest first.
@@ -421,7 +429,8 @@ impl RoomTable {
 
     /// Ends a room: counts it, tells it, keeps its details for a while and its number for longer.
     pub(crate) fn close_room(&mut self, slot: u32, outcome: Outcome, at: Mono, out: &mut Vec<Event>) {
-        self.unpin(slot);
+        let held = self.rooms.get(slot).and_then(Room::cause);
+        self.regroup(slot, held.map(|(group, _, confidence)| (group, confidence)), None, at);
         self.wheel.remove(slot);
         let Some(mut room) = self.rooms.remove(slot) else { return };
         room.closed = Some((at, outcome));
@@ -437,29 +446,6 @@ impl RoomTable {
         out.push(Event::Closed(Arc::new(self.snapshot_of(&room, at))));
         self.closed.keep(&mut room);
         self.rooms.reuse(room);
-    }
-
-    /// Takes a room out of the pinned ones and its group.
-    pub(crate) fn unpin(&mut self, slot: u32) {
-        if !self.pinned.remove(&slot) {
-            return;
-        }
-        let group = self.rooms.get(slot).and_then(|r| r.judgement.as_ref()).map(|j| j.group);
-        if let Some(n) = group.and_then(|g| self.groups.get_mut(&g)) {
-            *n -= 1;
-            if *n == 0
-                && let Some(g) = group
-            {
-                self.groups.remove(&g);
-            }
-        }
-    }
-
-    /// Puts a room among the pinned ones and into its group.
-    pub(crate) fn pin(&mut self, slot: u32, group: u64) {
-        if self.pinned.insert(slot) {
-            *self.groups.entry(group).or_insert(0) += 1;
-        }
     }
 
     /// Whether a message for this number, which no open room has, is one of its last room.

@@ -1,38 +1,31 @@
-//! What to do about a pinned room: commands that work, with what they do and whom else they hurt.
+//! What to do about a pinned room or a finding: commands that work, with what they do and whom else they hurt.
 //!
-//! Pure. The request id is never on the wire between the ranks, so the first action finds it. Words in
-//! capitals are to be filled in.
+//! Pure. The request id is never on the wire between the ranks: where no HTTP port has shown it, the first action finds
+//! it. Words in capitals are to be filled in.
 
-use crate::rooms::model::Role;
+use crate::rooms::model::{Phase, Role, RoomSnapshot};
 use crate::verdict::explain::named;
 use crate::verdict::facts::Facts;
 use crate::verdict::judge::{Judgement, Who};
 use crate::verdict::model::{Action, Class, Party};
 
-/// What to do, the gentlest first.
+/// Stands for the request id until one is known.
+const RID: &str = "FULL_RID";
+
+/// What to do about a room, the gentlest first.
 pub(crate) fn actions(f: &Facts, j: &Judgement) -> Vec<Action> {
     if !j.class.pins() {
         return Vec::new();
     }
-    let mut list = vec![find_request(f)];
-    match j.class {
-        Class::StatusLost | Class::AwaitingPrefill | Class::PeerNotTold => list.push(abort(f, Role::Decode)),
-        Class::StaleEndpoint => list.extend([abort(f, Role::Decode), check_connects(f)]),
-        Class::MetadataIncomplete | Class::MetadataMissing => {
-            list.extend([abort(f, Role::Prefill), abort(f, Role::Decode)]);
-        }
-        Class::PeerLost => {
-            list.push(abort(f, j.role));
-        }
-        _ => list.push(abort(f, Role::Prefill)),
-    }
-    if matches!(
-        j.class,
-        Class::TransferWorkerSilent | Class::ReceiverSilent | Class::RanksDisagree | Class::AbortBeforeEntry
-    ) {
-        list.push(abort_all(f));
+    let mut list = vec![find_request(f.room)];
+    list.extend(ends_request(f, j));
+    if stops_all(j.class) {
+        list.push(abort_all(&f.prefill, f.others.silent_at_rank, f.phase));
     }
     if let Some(party) = restart_target(f, j) {
+        if j.class == Class::EngineStalled {
+            list.push(look_at_threads(&party));
+        }
         list.push(restart(&party));
     }
     if j.class == Class::AwaitingPrefill {
@@ -41,16 +34,150 @@ pub(crate) fn actions(f: &Facts, j: &Judgement) -> Vec<Action> {
     list
 }
 
-fn find_request(f: &Facts) -> Action {
+/// What to do about the common cause of `rooms` rooms: nothing that ends only one of them. `owes` has the next move, `act`
+/// is whom to act on.
+pub(crate) fn of_cause(class: Class, owes: &Party, act: &Party, rooms: u32) -> Vec<Action> {
+    let mut list = Vec::new();
+    if stops_all(class) {
+        list.push(abort_all(act, rooms, Phase::Transfer));
+    }
+    match class {
+        // Prefill's socket to decode does not connect anew.
+        Class::StatusLost => list.extend([check_connects(act), restart(owes)]),
+        // One engine has the request and nothing else is wrong there.
+        Class::PeerLost | Class::AwaitingPrefill | Class::PeerNotTold | Class::DuplicateRoom => list.push(look(
+            "roomtrace rooms --pinned".to_owned(),
+            "lists the rooms; each request is to be ended by itself at the side that still has it",
+        )),
+        Class::EngineStalled => list.extend([look_at_threads(act), restart(act)]),
+        _ => list.push(restart(act)),
+    }
+    list
+}
+
+/// What to do about a finding that has no pinned room.
+pub(crate) fn of_finding(class: Class, engine: &Party) -> Vec<Action> {
+    let restarts = restart(engine);
+    match class {
+        Class::LocalGhost => vec![
+            look_at_loads(engine),
+            Action { clears: false, ..abort_all(engine, 0, Phase::Transfer) },
+            restarts,
+        ],
+        Class::GaugeUnexplained => vec![look_at_loads(engine), restarts],
+        Class::AbortUnanswered => vec![
+            look(
+                "grep -F 'Deferred KV release for room' DECODE_LOG".to_owned(),
+                "shows at decode how many releases of KV pages ran into their 30 s",
+            ),
+            look_at_setting(engine),
+            restarts,
+        ],
+        Class::SessionBlacklisted => vec![
+            look(
+                "grep -E 'Session .+ failed' PREFILL_LOG".to_owned(),
+                "shows the write whose failure put the session on prefill's list",
+            ),
+            Action {
+                command: "kill -TERM PID_OF_DECODE_RANK   # of that session".to_owned(),
+                effect: "its supervisor starts that decode engine again, which then registers anew: that takes it off the \
+                         list"
+                    .to_owned(),
+                blast_radius: "every request of that decode engine; its weights are loaded again".to_owned(),
+                clears: true,
+            },
+            restarts,
+        ],
+        Class::ThreadDied | Class::EngineStalled => vec![look_at_threads(engine), restarts],
+        Class::EnginePaused => vec![Action {
+            command: post(engine, "continue_generation", "{}"),
+            effect: format!("lets {} go on; its rooms move again", named(engine)),
+            blast_radius: "whoever paused it may not be done (weights half updated): ask first".to_owned(),
+            clears: true,
+        }],
+        Class::NothingReadable => vec![look(
+            "roomtrace doctor".to_owned(),
+            "names what of this host can be observed; docs/limits.md names what cannot be read (TLS, gRPC, ZMTP \
+             encryption, io_uring) and what to switch instead",
+        )],
+        Class::RankNotRegistered => vec![
+            look(
+                format!("curl -sS 'http://{}:BOOTSTRAP_PORT/health'", host(engine)),
+                "shows whether the bootstrap server answers",
+            ),
+            restarts,
+        ],
+        Class::QueryUnanswered => vec![
+            look(
+                format!("curl -sS 'http://{}:BOOTSTRAP_PORT/health'", host(engine)),
+                "shows whether the bootstrap server answers",
+            ),
+            look(
+                "grep -F 'query_dp_ranks' DECODE_LOG".to_owned(),
+                "shows which rooms decode still asks for; end those requests at decode's own port",
+            ),
+        ],
+        _ => Vec::new(),
+    }
+}
+
+/// Puts the request id that was seen into the commands, and leaves out how to find it. One that cannot be written down
+/// safely stays out.
+pub(crate) fn name_request(room: &mut RoomSnapshot) {
+    let rid = room.request.as_ref().and_then(|r| r.rid.as_deref());
+    let Some(rid) = rid.filter(|r| !r.is_empty() && r.bytes().all(|b| b.is_ascii_graphic())) else { return };
+    // JSON within single quotes of a shell.
+    let rid = rid.replace('\\', "\\\\").replace('"', "\\\"").replace('\'', r"'\''");
+    let Some(verdict) = room.verdict.as_deref_mut() else { return };
+    verdict.actions.retain(|a| !a.command.starts_with(FIND));
+    for action in &mut verdict.actions {
+        action.command = action.command.replace(RID, &rid);
+    }
+}
+
+/// How the command begins that looks for a request id.
+const FIND: &str = "grep -hF";
+
+fn find_request(room: u64) -> Action {
     Action {
-        command: format!("grep -hF '{}' PREFILL_LOG DECODE_LOG ROUTER_LOG", f.room),
-        effect:
-            "finds the request id (rid): the engines' error lines and the router's log name room and rid \
+        command: format!("{FIND} '{room}' PREFILL_LOG DECODE_LOG ROUTER_LOG"),
+        effect: "finds the request id (rid): the engines' error lines and the router's log name room and rid \
                  together; the rid is not on the wire between the ranks"
-                .to_owned(),
+            .to_owned(),
         blast_radius: "none".to_owned(),
         clears: false,
     }
+}
+
+/// The requests whose end helps, at the engines that have them.
+fn ends_request(f: &Facts, j: &Judgement) -> Vec<Action> {
+    let (prefill, decode) = (|| abort(&f.prefill), || abort(&f.decode));
+    match j.class {
+        Class::StatusLost | Class::AwaitingPrefill | Class::PeerNotTold => vec![decode()],
+        Class::StaleEndpoint => vec![decode(), check_connects(&f.prefill)],
+        Class::MetadataIncomplete | Class::MetadataMissing => vec![prefill(), decode()],
+        Class::StagingReplyMissing => vec![decode(), Action { clears: false, ..prefill() }],
+        Class::PeerLost => vec![abort(if j.role == Role::Prefill { &f.prefill } else { &f.decode })],
+        Class::ConcludedButHeld if j.act_on == Who::Decode => vec![decode()],
+        // Prefill has cleared the room and counts it all the same (M17): nothing says that it can still be ended.
+        Class::ConcludedButHeld => vec![Action { clears: false, ..prefill() }],
+        // Its loop does not run: whatever is asked of it waits as well.
+        Class::EngineStalled => Vec::new(),
+        Class::ReceiverSilent => {
+            let mut only = prefill();
+            only.effect.push_str("; every later room of that rank hangs the same way until it is started again");
+            vec![only]
+        }
+        _ => vec![prefill()],
+    }
+}
+
+/// Where ending one request is mostly not enough.
+const fn stops_all(class: Class) -> bool {
+    matches!(
+        class,
+        Class::TransferWorkerSilent | Class::ReceiverSilent | Class::RanksDisagree | Class::AbortBeforeEntry
+    )
 }
 
 fn host(party: &Party) -> String {
@@ -63,17 +190,16 @@ fn host(party: &Party) -> String {
     )
 }
 
-fn post(party: &Party, body: &str) -> String {
+fn post(party: &Party, path: &str, body: &str) -> String {
     format!(
-        "curl -sS -X POST http://{}:HTTP_PORT/abort_request -H 'Content-Type: application/json' -d '{body}'",
+        "curl -sS -X POST http://{}:HTTP_PORT/{path} -H 'Content-Type: application/json' -d '{body}'",
         host(party)
     )
 }
 
-fn abort(f: &Facts, role: Role) -> Action {
-    let party = if role == Role::Prefill { &f.prefill } else { &f.decode };
+fn abort(party: &Party) -> Action {
     Action {
-        command: post(party, r#"{"rid":"FULL_RID"}"#),
+        command: post(party, "abort_request", &format!(r#"{{"rid":"{RID}"}}"#)),
         effect: format!(
             "ends the request at {}, at that engine's own port and not at the router's; it answers 200 and \
              does nothing once the HTTP side has forgotten the rid",
@@ -84,17 +210,15 @@ fn abort(f: &Facts, role: Role) -> Action {
     }
 }
 
-fn abort_all(f: &Facts) -> Action {
+/// `rooms`: those of the rank that are unanswered, as far as is known; some may have ended unseen.
+fn abort_all(party: &Party, rooms: u32, phase: Phase) -> Action {
+    let rooms = if rooms == 0 { String::new() } else { format!(" (up to {rooms} of this rank unanswered)") };
     Action {
-        command: post(&f.prefill, r#"{"abort_all":true}"#),
+        command: post(party, "abort_request", r#"{"abort_all":true}"#),
         effect: "ends every request of that engine, also those whose rid the HTTP side has forgotten"
             .to_owned(),
-        blast_radius: format!(
-            "every running and queued request at {} ({} of this rank unanswered)",
-            named(&f.prefill),
-            f.others.silent_at_rank.max(1)
-        ),
-        clears: !matches!(f.phase, crate::rooms::model::Phase::Conclude),
+        blast_radius: format!("every running and queued request at {}{rooms}", named(party)),
+        clears: !matches!(phase, Phase::Conclude),
     }
 }
 
@@ -107,27 +231,59 @@ fn restart_target(f: &Facts, j: &Judgement) -> Option<Party> {
     }
 }
 
+/// The process on this host, or what stands for it.
+fn pid(party: &Party) -> Option<u32> {
+    party.task.filter(|_| party.local == Some(true)).map(|t| t.tgid)
+}
+
 fn restart(party: &Party) -> Action {
-    let command = match (party.task, party.local) {
-        (Some(task), Some(true)) => format!("kill -TERM {}", task.tgid),
-        _ => format!("kill -TERM PID_OF_RANK   # at {}", host(party)),
+    let command = match pid(party) {
+        Some(pid) => format!("kill -TERM {pid}"),
+        None => format!("kill -TERM PID_OF_RANK   # at {}", host(party)),
     };
     Action {
         command,
         effect: format!("ends {}; its supervisor starts the engine again", named(party)),
-        blast_radius: "every request of that engine; its peers notice by heartbeat".to_owned(),
+        blast_radius: "every request of that engine, and its service until the weights are loaded again; its peers \
+                       notice by heartbeat, after about 20 s"
+            .to_owned(),
         clears: true,
     }
 }
 
-fn check_connects(f: &Facts) -> Action {
-    let port = f.prefill.endpoint.map_or_else(|| "PORT".to_owned(), |e| e.port().to_string());
-    Action {
-        command: format!("ss -tnp state all '( dport = :{port} )'"),
-        effect: "shows whether decode still connects to a port that prefill has given up".to_owned(),
-        blast_radius: "none".to_owned(),
-        clears: false,
-    }
+fn look(command: String, effect: &str) -> Action {
+    Action { command, effect: effect.to_owned(), blast_radius: "none".to_owned(), clears: false }
+}
+
+fn check_connects(party: &Party) -> Action {
+    let port = party.endpoint.map_or_else(|| "PORT".to_owned(), |e| e.port().to_string());
+    look(
+        format!("ss -tnp state all '( dport = :{port} )'"),
+        "shows, on the host that connects, whether it still tries a port that is given up or cannot be reached",
+    )
+}
+
+fn look_at_threads(party: &Party) -> Action {
+    let pid = pid(party).map_or_else(|| "PID_OF_RANK".to_owned(), |pid| pid.to_string());
+    look(
+        format!("grep -H . /proc/{pid}/task/*/comm /proc/{pid}/task/*/wchan"),
+        "shows which threads the rank still has and what in the kernel each waits for",
+    )
+}
+
+fn look_at_loads(party: &Party) -> Action {
+    look(
+        format!("curl -sS http://{}:HTTP_PORT/v1/loads", host(party)),
+        "shows the engine's own queue counts and whether its progress counters still move",
+    )
+}
+
+fn look_at_setting(party: &Party) -> Action {
+    let pid = pid(party).map_or_else(|| "PID_OF_RANK".to_owned(), |pid| pid.to_string());
+    look(
+        format!(r"tr '\0' '\n' < /proc/{pid}/environ | grep SGLANG_DISAGGREGATION"),
+        "shows whether prefill is set to acknowledge ABORTs; both sides must be of releases that agree on it",
+    )
 }
 
 fn look_at_prefill(f: &Facts) -> Action {
@@ -136,5 +292,92 @@ fn look_at_prefill(f: &Facts) -> Action {
         effect: format!("to be run at {}: only that side can tell queueing from a pin", named(&f.prefill)),
         blast_radius: "none".to_owned(),
         clears: false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests")]
+    use super::*;
+    use crate::export::testing::pinned;
+    use crate::rooms::model::RequestView;
+
+    fn party(local: bool) -> Party {
+        Party {
+            role: Some(Role::Prefill),
+            rank: Some(3),
+            endpoint: Some("10.0.0.1:41003".parse().unwrap()),
+            task: Some(crate::export::testing::task(4711)),
+            local: Some(local),
+        }
+    }
+
+    fn all_of_findings() -> Vec<(Class, Action)> {
+        let each = |class: Class, local| {
+            let party = party(local);
+            let mut list = of_finding(class, &party);
+            if class.pins() {
+                list.extend(of_cause(class, &party, &party, 12));
+            }
+            list.into_iter().map(move |a| (class, a))
+        };
+        Class::ALL.into_iter().flat_map(|c| each(c, true).chain(each(c, false))).collect()
+    }
+
+    #[test]
+    fn every_class_that_can_be_found_says_what_to_do() {
+        for class in Class::ALL.into_iter().filter(|c| c.finds()) {
+            assert!(all_of_findings().iter().any(|(c, _)| *c == class), "{}", class.label());
+        }
+        for class in Class::ALL.into_iter().filter(|c| !c.finds()) {
+            assert!(all_of_findings().iter().all(|(c, _)| *c != class), "{}", class.label());
+        }
+    }
+
+    #[test]
+    fn commands_are_whole_and_say_what_they_cost() {
+        for (class, a) in all_of_findings() {
+            let quotes = a.command.matches('\'').count();
+            assert!(quotes % 2 == 0, "{}: {}", class.label(), a.command);
+            assert!(!a.effect.is_empty() && !a.blast_radius.is_empty(), "{}", a.command);
+            // What changes something costs somebody something.
+            let changes = ["kill", "-X POST"].iter().any(|c| a.command.contains(c));
+            assert_eq!(changes, a.blast_radius != "none", "{}", a.command);
+            assert!(changes || !a.clears, "looking clears nothing: {}", a.command);
+        }
+    }
+
+    #[test]
+    fn a_process_is_named_only_on_its_own_host() {
+        assert_eq!(restart(&party(true)).command, "kill -TERM 4711");
+        assert_eq!(restart(&party(false)).command, "kill -TERM PID_OF_RANK   # at 10.0.0.1");
+        assert!(look_at_threads(&party(false)).command.contains("PID_OF_RANK"));
+    }
+
+    fn named_by(rid: &str) -> Vec<String> {
+        let mut room = pinned(7);
+        room.request = Some(RequestView { rid: Some(rid.into()), ..RequestView::default() });
+        room.verdict.as_mut().unwrap().actions = vec![find_request(7), abort(&party(true))];
+        name_request(&mut room);
+        room.verdict.unwrap().actions.into_iter().map(|a| a.command).collect()
+    }
+
+    #[test]
+    fn a_known_request_is_named_and_not_searched_for() {
+        let commands = named_by("9f3c-77");
+        assert_eq!(commands.len(), 1);
+        assert!(commands[0].ends_with(r#"-d '{"rid":"9f3c-77"}'"#), "{}", commands[0]);
+        assert!(commands[0].contains("http://10.0.0.1:HTTP_PORT/abort_request"), "{}", commands[0]);
+    }
+
+    #[test]
+    fn a_request_id_of_a_client_breaks_out_of_no_quote() {
+        let commands = named_by(r#"a'; reboot "b\"#);
+        assert_eq!(commands.len(), 2, "with a blank in it: not taken");
+        let commands = named_by(r#"a';reboot;"b\"#);
+        assert!(commands[0].ends_with(r#"-d '{"rid":"a'\'';reboot;\"b\\"}'"#), "{}", commands[0]);
+        for odd in ["", "a\nb", "ä", "\u{202e}x"] {
+            assert_eq!(named_by(odd).len(), 2, "{odd:?}");
+        }
     }
 }

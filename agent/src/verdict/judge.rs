@@ -65,6 +65,11 @@ pub(crate) struct Judgement {
 }
 
 impl Judgement {
+    /// What it pins its room for, if it pins it.
+    pub(crate) fn cause(&self) -> Option<(u64, Class, Confidence)> {
+        self.class.pins().then_some((self.group, self.class, self.confidence))
+    }
+
     /// Whether others must hear that `self` took the place of `old`.
     pub(crate) fn differs(&self, old: &Self) -> bool {
         (self.class, self.confidence, self.owes_at) != (old.class, old.confidence, old.owes_at)

@@ -144,6 +144,20 @@ impl Class {
     }
 }
 
+impl Class {
+    /// Whether a finding can have this class: what pins rooms, and what is wrong with an engine.
+    pub const fn finds(self) -> bool {
+        !matches!(
+            self,
+            Self::Queued
+                | Self::Paused
+                | Self::CompletionNotObservable
+                | Self::NotApplicable
+                | Self::Unknown
+        )
+    }
+}
+
 /// How sure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Confidence {
@@ -156,6 +170,9 @@ pub enum Confidence {
 }
 
 impl Confidence {
+    /// Every one, least first.
+    pub const ALL: [Self; 3] = [Self::Possible, Self::Likely, Self::Certain];
+
     /// JSON and label value.
     pub const fn label(self) -> &'static str {
         match self {

@@ -1,4 +1,5 @@
-//! Pinned rooms as log records: one at once when a room is pinned, one for whatever then happens to it.
+//! Pinned rooms and findings as log records: one at once when a room is pinned or a finding opens, one for whatever then
+//! happens to it.
 //!
 //! Pure.
 
@@ -7,10 +8,10 @@ use opentelemetry::{TraceFlags, Value};
 use opentelemetry_sdk::logs::{SdkLogRecord, SdkLogger, SdkLoggerProvider};
 
 use super::resource::ProcessKey;
-use super::spans::{Tracer, process, summary, text};
-use crate::export::RoomEvent;
-use crate::rooms::model::{Event, Outcome, RoomSnapshot};
-use crate::verdict::model::Confidence;
+use super::spans::{Tracer, party, process, summary, text};
+use crate::export::{FindingNews, RoomEvent};
+use crate::rooms::model::{Event, FindingEvent, Outcome, Role, RoomSnapshot};
+use crate::verdict::model::{Confidence, Finding};
 
 /// Lines of evidence and actions in a record.
 const LINES: usize = 32;
@@ -61,6 +62,53 @@ impl Records {
         }
         record.set_trace_context(tracer.trace(), tracer.root_id(view.role), Some(TraceFlags::SAMPLED));
         Some((process(view), record))
+    }
+
+    /// The record of what happened to a finding, under the process that it is about.
+    pub(super) fn finding(&self, news: &FindingNews) -> (Option<ProcessKey>, SdkLogRecord) {
+        let f = news.event.finding();
+        let mut record = self.logger.create_log_record();
+        record.set_event_name(news.event.name());
+        record.set_timestamp(news.clock.system_time(f.closed_at.unwrap_or(news.at)));
+        record.set_observed_timestamp(news.clock.system_time(news.at));
+        let (severity, name) = match (&news.event, f.confidence) {
+            (FindingEvent::Closed(_), _) => (Severity::Info, "INFO"),
+            // What silence alone suggests must not page.
+            (FindingEvent::Opened(_), Confidence::Possible) => (Severity::Warn, "WARN"),
+            (FindingEvent::Opened(_), _) => (Severity::Error, "ERROR"),
+        };
+        record.set_severity_number(severity);
+        record.set_severity_text(name);
+        record.set_body(AnyValue::from(text(&finding_body(&news.event))));
+        record.add_attribute("sglang.pd.verdict", f.class.label());
+        record.add_attribute("sglang.pd.confidence", f.confidence.label());
+        if let Some(role) = f.engine.role {
+            record.add_attribute("sglang.pd.role", Role::label(role));
+        }
+        record.add_attribute("sglang.pd.owed_by", party(&f.engine));
+        if let Some(rank) = f.engine.rank {
+            record.add_attribute("sglang.pd.rank", AnyValue::Int(rank.into()));
+        }
+        record.add_attribute("sglang.pd.group", format!("{:016x}", f.group));
+        record.add_attribute("sglang.pd.group_size", AnyValue::Int(f.room_count.into()));
+        let rooms: Vec<String> = f.rooms.iter().take(LINES).map(ToString::to_string).collect();
+        record.add_attribute("sglang.pd.rooms", list(rooms.iter().map(String::as_str)));
+        if f.closed_at.is_none() {
+            record.add_attribute("error.type", f.class.label());
+        }
+        record.add_attribute("sglang.pd.evidence", list(f.evidence.iter().map(String::as_str)));
+        record.add_attribute("sglang.pd.actions", list(f.actions.iter().map(|a| a.command.as_str())));
+        (f.engine.task.map(ProcessKey::from), record)
+    }
+}
+
+/// One line for a person: `transfer_worker_silent (likely): prefill rank 0 …, pins 12 rooms`.
+fn finding_body(event: &FindingEvent) -> String {
+    let of = |f: &Finding| format!("{} ({}): {}", f.class.label(), f.confidence.label(), party(&f.engine));
+    match event {
+        FindingEvent::Opened(f) if f.room_count > 0 => format!("{}, {} rooms", of(f), f.room_count),
+        FindingEvent::Opened(f) => of(f),
+        FindingEvent::Closed(f) => format!("{} is over", of(f)),
     }
 }
 
@@ -131,7 +179,8 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
     use super::*;
     use crate::export::clock::Clock;
-    use crate::export::testing::{EPOCH, closed, identity, life, pinned};
+    use crate::event::{Mono, SECOND};
+    use crate::export::testing::{EPOCH, closed, finding, identity, life, pinned};
     use crate::export::trace_id::trace_id;
     use crate::verdict::model::Class;
     use opentelemetry_proto::tonic::collector::logs::v1::ExportLogsServiceRequest;
@@ -183,15 +232,52 @@ mod tests {
         assert!(said(Event::Closed(end.into())).ends_with("was not seen"));
     }
 
+    fn finding_record(event: FindingEvent) -> (Option<ProcessKey>, SdkLogRecord) {
+        let news = FindingNews { event, at: Mono(12 * SECOND), clock: Clock::fixed(EPOCH) };
+        Records::default().finding(&news)
+    }
+
+    #[test]
+    fn a_finding_is_a_record_under_its_engine() {
+        let (process, record) = finding_record(FindingEvent::Opened(finding().into()));
+        assert_eq!(process, finding().engine.task.map(ProcessKey::from));
+        assert_eq!(record.event_name(), Some("finding_opened"));
+        assert_eq!(record.severity_number(), Some(Severity::Error));
+        let value = |key: &str| {
+            let found = record.attributes_iter().find(|(k, _)| k.as_str() == key);
+            found.map(|(_, v)| match v {
+                AnyValue::String(s) => s.as_str().to_owned(),
+                other => format!("{other:?}"),
+            })
+        };
+        assert_eq!(value("error.type").as_deref(), Some("transfer_worker_silent"));
+        assert_eq!(value("sglang.pd.group").as_deref(), Some("0000000000000abc"));
+        assert!(value("sglang.pd.rooms").unwrap().contains("18446744073709551615"));
+        let mut possible = finding();
+        possible.confidence = Confidence::Possible;
+        let (_, record) = finding_record(FindingEvent::Opened(possible.into()));
+        assert_eq!(record.severity_number(), Some(Severity::Warn), "it must not page");
+        let mut over = finding();
+        over.closed_at = Some(Mono(20 * SECOND));
+        let (_, record) = finding_record(FindingEvent::Closed(over.into()));
+        assert_eq!(record.severity_number(), Some(Severity::Info));
+        assert!(record.attributes_iter().all(|(k, _)| k.as_str() != "error.type"));
+    }
+
     #[test]
     fn the_estimated_size_is_never_below_the_encoded_one() {
-        let record = record(Event::Pinned(pinned(u64::MAX).into())).unwrap();
+        let (_, finding) = finding_record(FindingEvent::Opened(finding().into()));
+        never_below(&finding);
+        never_below(&record(Event::Pinned(pinned(u64::MAX).into())).unwrap());
+    }
+
+    fn never_below(record: &SdkLogRecord) {
         let scope = super::super::spans::scope();
-        let entry = [(&record, &scope)];
+        let entry = [(record, &scope)];
         let batch = LogBatch::new(&entry);
         let resource_logs =
             group_logs_by_resource_and_scope(&batch, &ResourceAttributesWithSchema::default());
         let encoded = prost::Message::encoded_len(&ExportLogsServiceRequest { resource_logs });
-        assert!(size(&record) >= encoded, "{} < {encoded}", size(&record));
+        assert!(size(record) >= encoded, "{} < {encoded}", size(record));
     }
 }

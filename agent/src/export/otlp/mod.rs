@@ -35,7 +35,7 @@ use tokio::task::JoinHandle;
 use super::counters::{Counters, Reason, Signal};
 use super::events::Lines;
 use super::http::Published;
-use super::{ExportError, Identity, RoomEvent};
+use super::{ExportError, FindingNews, Identity, News, RoomEvent};
 use crate::rooms::model::{Phase, Role};
 
 use file::Entry;
@@ -78,7 +78,7 @@ pub(super) struct Otlp {
 }
 
 struct Work {
-    event: Arc<RoomEvent>,
+    event: News,
     /// Wait for places rather than drop.
     patient: bool,
 }
@@ -151,21 +151,24 @@ impl Otlp {
     }
 
     /// Hands an event in; never waits.
-    pub(super) fn event(&self, event: Arc<RoomEvent>) {
+    pub(super) fn event(&self, event: News) {
         let Some(to) = &self.to else { return };
-        let flagged = event.flagged();
+        let (flagged, signals) = (event.flagged(), self.signals(&event));
         let taken = self.waiting.fetch_add(1, Ordering::Relaxed);
         let room = flagged || taken < WAITING - RESERVED;
         if room && to.try_send(Work { event, patient: false }).is_ok() {
             return;
         }
         self.waiting.fetch_sub(1, Ordering::Relaxed);
-        let signals = (self.traces.is_some(), self.logs.is_some());
         lose(&self.counters, signals, flagged, Reason::QueueFull);
     }
 
+    fn signals(&self, event: &News) -> (bool, bool) {
+        signals(event, self.traces.is_some(), self.logs.is_some())
+    }
+
     /// Hands an event in and waits for its place, and for that of its spans.
-    pub(super) fn event_wait(&self, event: Arc<RoomEvent>) {
+    pub(super) fn event_wait(&self, event: News) {
         let Some(to) = &self.to else { return };
         self.waiting.fetch_add(1, Ordering::Relaxed);
         if let Err(TrySendError::Full(work)) = to.try_send(Work { event, patient: true }) {
@@ -219,6 +222,11 @@ impl Otlp {
 
 fn queue_of<T>(running: Option<&Running<T>>) -> Option<Arc<Queue<T>>> {
     running.map(|r| Arc::clone(&r.queue))
+}
+
+/// What an event gives: a room spans and maybe a record, a finding a record.
+const fn signals(event: &News, traces: bool, logs: bool) -> (bool, bool) {
+    (traces && matches!(event, News::Room(_)), logs)
 }
 
 /// An event lost before it became spans counts once for every signal it would have given.
@@ -305,7 +313,7 @@ impl Maker {
     fn run(mut self) -> Option<Lines<Entry>> {
         while let Ok(work) = self.from.recv() {
             if self.abandoned.load(Ordering::Relaxed) {
-                let signals = (self.traces.is_some(), self.logs.is_some());
+                let signals = signals(&work.event, self.traces.is_some(), self.logs.is_some());
                 lose(&self.counters, signals, work.event.flagged(), Reason::Shutdown);
             } else {
                 self.make(&work);
@@ -316,26 +324,40 @@ impl Maker {
     }
 
     fn make(&self, work: &Work) {
-        let tracer = Tracer::new(&self.identity, &work.event);
-        let flagged = work.event.flagged();
+        match &work.event {
+            News::Room(event) => self.make_room(event, work.patient),
+            News::Finding(finding) => self.make_finding(finding, work.patient),
+        }
+    }
+
+    fn make_room(&self, event: &RoomEvent, patient: bool) {
+        let tracer = Tracer::new(&self.identity, event);
+        let flagged = event.flagged();
         for (process, spans) in tracer.groups() {
             if self.file.is_some() {
-                self.write(Entry::Spans(self.resources.of(process), spans.clone()), flagged, work.patient);
+                self.write(Entry::Spans(self.resources.of(process), spans.clone()), flagged, patient);
             }
             if let Some(queue) = &self.traces {
-                self.push(queue, process, spans, flagged, work.patient);
+                self.push(queue, process, spans, flagged, patient);
             }
         }
-        let Some((process, record)) = self.records.record(&work.event, &tracer) else { return };
+        if let Some((process, record)) = self.records.record(event, &tracer) {
+            self.log(process, record, flagged, patient);
+        }
+    }
+
+    fn make_finding(&self, finding: &FindingNews, patient: bool) {
+        let (process, record) = self.records.finding(finding);
+        self.log(process, record, true, patient);
+    }
+
+    fn log(&self, process: Option<ProcessKey>, record: SdkLogRecord, flagged: bool, patient: bool) {
         if self.file.is_some() {
-            self.write(
-                Entry::Record(self.resources.of(process), Box::new(record.clone())),
-                flagged,
-                work.patient,
-            );
+            let entry = Entry::Record(self.resources.of(process), Box::new(record.clone()));
+            self.write(entry, flagged, patient);
         }
         if let Some(queue) = &self.logs {
-            self.push(queue, process, vec![record], flagged, work.patient);
+            self.push(queue, process, vec![record], flagged, patient);
         }
     }
 

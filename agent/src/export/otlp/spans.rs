@@ -242,7 +242,7 @@ fn verdict_attributes(v: &Verdict, group_size: u32) -> Vec<KeyValue> {
 }
 
 /// `prefill rank 0 at 10.0.0.2:4000 pid 4711`, as far as known.
-fn party(p: &Party) -> String {
+pub(super) fn party(p: &Party) -> String {
     let mut out = p.role.map_or_else(|| "neither engine".to_owned(), |r| r.label().to_owned());
     for part in [
         p.rank.map(|r| format!(" rank {r}")),
