@@ -92,6 +92,7 @@ pub(crate) fn verdict() -> Verdict {
         endpoint: Some(endpoint(4000)),
         task: pid.map(task),
         local: Some(local),
+        ..Party::default()
     };
     Verdict {
         class: Class::AbortBeforeEntry,

@@ -13,6 +13,7 @@ use hashbrown::HashMap;
 use crate::event::{Mono, SECOND};
 use crate::rooms::connections::{Awaited, Connections};
 use crate::rooms::counts::{Counters, Gauges, MAX_INSTANCES, OpenGauge, PinnedGauge, Tally};
+use crate::rooms::engines::Engines;
 use crate::rooms::estimate::Rule;
 use crate::rooms::model::{Away, Event, FindingEvent, Input, Outcome, Role, RoomSnapshot};
 use crate::rooms::peers::{EndpointId, Peers};
@@ -146,6 +147,8 @@ pub struct RoomTable {
     pub(crate) scratch: Vec<Awaited>,
     /// Not fetched yet.
     pub(crate) finding_events: Vec<FindingEvent>,
+    /// Engines of this host, as its process table has them and as they say.
+    pub(crate) engines: Engines,
     /// When nobody looked, where this table goes on where another left off.
     pub(crate) away: Option<Away>,
 }
@@ -171,6 +174,7 @@ impl RoomTable {
             turned_away_at: None,
             scratch: Vec::new(),
             finding_events: Vec::new(),
+            engines: Engines::default(),
             away: None,
         }
     }
