@@ -2,6 +2,7 @@
 
 pub mod config;
 mod doctor;
+mod engines;
 mod explain;
 mod measure;
 mod remote;

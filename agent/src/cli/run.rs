@@ -9,6 +9,7 @@ use anyhow::Context as _;
 use serde_json::{Value, json};
 
 use super::config::Config;
+use super::engines::Engines;
 use super::{End, Failure, Outcome, measure, room_config};
 use crate::control::{Judgement, Limits};
 use crate::event::{Mono, SECOND};
@@ -65,6 +66,7 @@ pub(super) fn run(config: &Config) -> Outcome {
     let mut agent = Agent {
         capture,
         pipeline,
+        engines: Engines::start(config),
         keeper,
         exports,
         clock: Clock::sampled(&brackets()),
@@ -100,6 +102,7 @@ pub(super) fn run(config: &Config) -> Outcome {
 struct Agent {
     capture: Capture,
     pipeline: Pipeline,
+    engines: Engines,
     keeper: Option<Keeper>,
     exports: Exports,
     clock: Clock,
@@ -122,6 +125,8 @@ impl Agent {
             let Self { capture, pipeline, .. } = self;
             more = capture.drain(BUDGET, &mut |event| pipeline.take(&event)) == BUDGET;
             let at = now();
+            let Self { capture, pipeline, engines, .. } = self;
+            engines.turn(at, pipeline, capture);
             if at.since(ticked) >= TICK {
                 ticked = at;
                 self.pipeline.tick(at);
@@ -132,6 +137,8 @@ impl Agent {
                 measured = at;
                 self.clock.resample(&brackets());
                 self.forget_processes();
+                let Self { capture, pipeline, engines, .. } = self;
+                engines.second(pipeline, capture);
                 self.warn_of_unreadable();
                 let keeper = self.keeper.as_ref();
                 let snapshot = measurements(at, &self.pipeline, &self.capture, &self.identity, keeper);
@@ -240,6 +247,7 @@ impl Agent {
             "capture": measure::status(&self.capture),
             "control": measure::control_status(&self.pipeline),
             "rooms": measure::room_status(&self.pipeline),
+            "engines": self.engines.status(&self.pipeline),
             "state": self.keeper.as_ref().map(|k| measure::state_status(&k.path, &k.counters)),
             "sources": {
                 "frames": "kernel hooks on socket calls",

@@ -331,8 +331,12 @@ pub struct EngineGauges {
     pub waiting: Option<u64>,
     /// Requests running.
     pub running: Option<u64>,
+    /// Requests that a pause of the engine holds back.
+    pub paused: Option<u64>,
     /// Something that grows while the engine computes (`total_prefill_busy_us`, `total_prefill_uncached_tokens`).
     pub progress: Option<u64>,
+    /// Where it was asked.
+    pub address: Option<SocketAddr>,
     /// They can be up to 30 s old (`/metrics`; `/v1/loads` tells the state of the moment).
     pub stale: bool,
     /// Why it could not be asked.

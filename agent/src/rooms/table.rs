@@ -205,10 +205,12 @@ impl RoomTable {
             }
             Input::Request { at, connection, server, n, step } => {
                 self.advance(*at, out);
+                self.http_heard(connection);
                 self.request(*at, connection, *server, *n, step, out);
             }
             Input::Bootstrap { at, connection, server, n, step } => {
                 self.advance(*at, out);
+                self.http_heard(connection);
                 self.bootstrap_step(*at, connection, *server, *n, step, out);
             }
             Input::Unreadable { at, connection, why } => {
@@ -242,6 +244,7 @@ impl RoomTable {
     /// bounded by what is due, never by the number of open rooms.
     pub fn tick(&mut self, now: Mono, out: &mut Vec<Event>) {
         self.advance(now, out);
+        self.tick_engines(now);
     }
 
     fn advance(&mut self, now: Mono, out: &mut Vec<Event>) {
