@@ -129,14 +129,6 @@ impl RoomTable {
         }
     }
 
-    /// Since when the engine of this process has computed nothing though it has requests in hand-over: its progress counters
-    /// stand still, nothing waits and nothing runs. `None`: it computes, has none in hand-over, or does not tell.
-    pub fn stands_still(&self, pid: u32) -> Option<Mono> {
-        let counts = &self.engines.servers.get(&self.server_of(pid)?)?.counts;
-        let inflight = counts.last.as_ref().and_then(|(_, g)| g.inflight);
-        counts.still().filter(|_| inflight.is_some_and(|n| n > 0))
-    }
-
     /// Requests in the inflight queue that no room known here explains, by DP rank where the engine tells them apart.
     fn unexplained(&self, gauges: &EngineGauges) -> u64 {
         let inflight = gauges.inflight.unwrap_or(0);
