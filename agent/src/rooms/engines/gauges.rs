@@ -146,7 +146,10 @@ impl RoomTable {
         let apart = gauges.inflight_by_dp.len() > 1;
         let over = if apart {
             let of = |rank: &u32| by_rank.get(rank).copied().unwrap_or(0);
-            gauges.inflight_by_dp.iter().map(|(rank, n)| n.saturating_sub(of(rank))).sum()
+            gauges
+                .inflight_by_dp
+                .iter()
+                .fold(0, |sum: u64, (rank, n)| sum.saturating_add(n.saturating_sub(of(rank))))
         } else {
             inflight.saturating_sub(by_rank.values().sum())
         };
