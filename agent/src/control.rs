@@ -340,6 +340,11 @@ impl Control {
         self.sockets.len()
     }
 
+    /// Every socket followed that is open, with what is known of it. In no order; costs a walk over all of them.
+    pub fn connections(&self) -> impl Iterator<Item = (Connection, ConnectionState)> + '_ {
+        self.sockets.iter().filter_map(|(id, socket)| Some((socket.connection(id), socket.state()?)))
+    }
+
     /// Bytes held now: calls that wait for earlier ones, and unfinished messages.
     pub const fn held_bytes(&self) -> usize {
         self.shared.held.used() + self.shared.partial

@@ -12,6 +12,7 @@
 
 pub mod cli;
 pub mod control;
+pub mod engine;
 pub mod event;
 pub mod export;
 pub mod http;

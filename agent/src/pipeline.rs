@@ -8,10 +8,10 @@ use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::control::{Control, Judgement, Limits, SavedControl};
+use crate::control::{ConnectionState, Control, Judgement, Limits, SavedControl};
 use crate::event::{Direction, Event as Happened, Mono, SocketEvent, SocketId};
 use crate::replay::recorded::Recorder;
-use crate::rooms::model::{Away, Event, FindingEvent, Input, Role};
+use crate::rooms::model::{Away, Connection, Event, FindingEvent, Input, Role};
 use crate::rooms::{self, RoomTable, SavedRooms, Survivors};
 use crate::sglang::message::{Flow, Message};
 
@@ -20,6 +20,9 @@ const WANTED: usize = 1024;
 
 /// Engine processes remembered at most; a host runs one per GPU and role.
 const PROCESSES: usize = 1024;
+
+/// Open connections of one engine that its counts are compared with at most.
+const CONNECTIONS: usize = 1024;
 
 /// Everything that a pipeline must know to go on where another left off.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -158,6 +161,12 @@ impl Pipeline {
         if let Some(recorder) = &mut self.recorder {
             recorder.record(input);
         }
+        // Of a recording there are none to look at.
+        if let Input::Gauges { gauges, .. } = input
+            && self.control.sockets() > 0
+        {
+            self.show_connections(gauges.server);
+        }
         meet(input, &mut self.processes);
         self.rooms.handle(input, &mut self.events);
     }
@@ -170,6 +179,23 @@ impl Pipeline {
     /// What was taken down.
     pub const fn recorder(&mut self) -> Option<&mut Recorder> {
         self.recorder.as_mut()
+    }
+
+    /// Tells the rooms which connections an engine has open: what its counts can be about.
+    fn show_connections(&mut self, server: u32) {
+        let rooms = &self.rooms;
+        let of = |c: &Connection| c.task.is_some_and(|t| rooms.server_of(t.tgid) == Some(server));
+        let readable = |state| {
+            !matches!(state, ConnectionState::Foreign | ConnectionState::Unsupported | ConnectionState::Lost)
+        };
+        let open = self.control.connections().filter(|(c, _)| of(c));
+        let open = open.map(|(c, state)| (c, readable(state))).take(CONNECTIONS).collect();
+        self.rooms.open_connections(server, open);
+    }
+
+    /// How many MPTCP sockets the source has met: they carry what is not read.
+    pub const fn mptcp_met(&mut self, sockets: u64) {
+        self.rooms.mptcp_met(sockets);
     }
 
     /// What happened to findings since the last call, in order.
@@ -225,8 +251,20 @@ impl Pipeline {
         &self.processes
     }
 
+    /// Engine processes known by their messages or from the host's process table, with the role that either tells.
+    pub fn engine_processes(&self) -> BTreeMap<u32, Option<Role>> {
+        let mut all: BTreeMap<u32, Option<Role>> =
+            self.processes.iter().map(|(pid, role)| (*pid, Some(*role))).collect();
+        for (process, role) in self.rooms.engine_processes() {
+            let known = all.entry(process.pid).or_insert(role);
+            *known = known.or(role);
+        }
+        all
+    }
+
     /// Forgets a process that has ended.
     pub fn forget_process(&mut self, pid: u32) {
+        self.rooms.forget_process(pid);
         self.processes.remove(&pid);
     }
 

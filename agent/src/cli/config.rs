@@ -88,6 +88,8 @@ const LONGEST: u64 = 1 << 20;
 pub struct Config {
     /// What to watch.
     pub capture: Capture,
+    /// What engines are asked about themselves.
+    pub engine: Engine,
     /// When a room is overdue.
     pub rooms: Rooms,
     /// Where results go.
@@ -115,6 +117,23 @@ pub struct Capture {
 impl Default for Capture {
     fn default() -> Self {
         Self { hook: Hook::Auto, engine_comms: vec!["sglang::".to_owned()], ports: Vec::new() }
+    }
+}
+
+/// What engines are asked about themselves.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Engine {
+    /// Whether each engine of this host is asked for its queue counts, at its own HTTP port.
+    pub scrape: bool,
+    /// How often.
+    #[serde(with = "duration")]
+    pub interval: Duration,
+}
+
+impl Default for Engine {
+    fn default() -> Self {
+        Self { scrape: true, interval: Duration::from_secs(15) }
     }
 }
 
@@ -273,6 +292,7 @@ impl Config {
         let few = self.record.bytes < 1 << 20;
         self.capture
             .problem()
+            .or_else(|| self.engine.problem())
             .or_else(|| self.rooms.problem())
             .or_else(|| self.export.problem())
             .or_else(|| few.then(|| Problem::new("record.bytes", &self.record.bytes.to_string())))
@@ -292,6 +312,13 @@ impl Capture {
             return Some(Problem::new("capture.ports", "0"));
         }
         (self.ports.len() > 64).then(|| Problem::new("capture.ports", &format!("{} ports", self.ports.len())))
+    }
+}
+
+impl Engine {
+    fn problem(&self) -> Option<Problem> {
+        let right = (Duration::from_secs(5)..=Duration::from_mins(1)).contains(&self.interval);
+        (!right).then(|| Problem::new("engine.interval", &duration::show(self.interval)))
     }
 }
 

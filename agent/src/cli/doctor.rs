@@ -4,13 +4,19 @@ use std::fmt::Write as _;
 
 use serde_json::json;
 
+use super::config::Config;
 use super::{End, Failure, Outcome, print};
+use crate::engine::{self, Found};
 use crate::kernel;
+use crate::rooms::model::{EngineProcess, Role};
 
 /// Prints every check; ends with 3 when one fails: this host cannot be observed.
 pub(super) fn doctor(as_json: bool) -> Outcome {
     let checks = kernel::preflight();
     let failed = checks.iter().filter(|c| !c.ok).count();
+    let prefixes = Config::default().capture.engine_comms;
+    let found = engine::look_once(&prefixes);
+    let obstacle = engine::obstacle(std::path::Path::new("/proc"));
     let mut out = String::new();
     if as_json {
         let list: Vec<_> = checks
@@ -20,8 +26,10 @@ pub(super) fn doctor(as_json: bool) -> Outcome {
                        "what_to_do": (!c.ok).then_some(&c.what_to_do)})
             })
             .collect();
-        let text = serde_json::to_string_pretty(&json!({"ok": failed == 0, "checks": list}))
-            .map_err(|e| Failure::usage(anyhow::Error::new(e)))?;
+        let text = serde_json::to_string_pretty(&json!({
+            "ok": failed == 0, "checks": list, "engines": engines_json(&found, obstacle.as_deref()),
+        }))
+        .map_err(|e| Failure::usage(anyhow::Error::new(e)))?;
         out = text + "\n";
     } else {
         for c in &checks {
@@ -31,6 +39,7 @@ pub(super) fn doctor(as_json: bool) -> Outcome {
                 let _ = writeln!(out, "       what to do: {}", c.what_to_do);
             }
         }
+        engines_text(&mut out, &found, &prefixes, obstacle.as_deref());
         let _ = writeln!(
             out,
             "{}",
@@ -43,4 +52,71 @@ pub(super) fn doctor(as_json: bool) -> Outcome {
     }
     print(&out)?;
     Ok(if failed == 0 { End::Fine } else { End::CannotObserve })
+}
+
+/// Engine processes as they are now; that there is none is no fault of the host.
+fn engines_json(found: &std::io::Result<Found>, obstacle: Option<&str>) -> serde_json::Value {
+    let error = found.as_ref().err().map(ToString::to_string);
+    let processes: Vec<_> = found.iter().flat_map(|f| f.processes.values()).map(process_json).collect();
+    json!({"processes": processes, "error": error, "obstacle": obstacle})
+}
+
+fn process_json(p: &EngineProcess) -> serde_json::Value {
+    json!({
+        "pid": p.pid, "server": p.server, "comm": p.comm, "ranks": p.ranks, "role": p.role.map(Role::label),
+        "http_port": p.http_port, "bootstrap_port": p.bootstrap_port, "container": p.place.container,
+        "pod_uid": p.place.pod_uid,
+    })
+}
+
+fn engines_text(
+    out: &mut String,
+    found: &std::io::Result<Found>,
+    prefixes: &[String],
+    obstacle: Option<&str>,
+) {
+    match found {
+        Err(error) => {
+            let _ = writeln!(out, "??   engines: /proc cannot be read: {error}");
+        }
+        Ok(found) if found.processes.is_empty() => {
+            let names = prefixes.join(", ");
+            let _ =
+                writeln!(out, "--   engines: none runs here now (no process whose name begins with {names})");
+        }
+        Ok(found) => {
+            let _ = writeln!(out, "ok   engines: {} processes", found.processes.len());
+            let mut all: Vec<&EngineProcess> = found.processes.values().collect();
+            // Each server, then its ranks.
+            all.sort_unstable_by_key(|p| (p.server, p.pid != p.server, p.pid));
+            for p in all {
+                let _ = writeln!(out, "       {}", process_text(p));
+            }
+        }
+    }
+    if let Some(why) = obstacle {
+        let _ = writeln!(out, "       there may be more: {why}");
+    }
+}
+
+fn process_text(p: &EngineProcess) -> String {
+    let mut line = format!("pid {} {}", p.pid, p.comm);
+    if let Some(ranks) = &p.ranks {
+        let _ = write!(line, " {ranks}");
+    }
+    if p.pid == p.server {
+        let _ = write!(line, ", {} engine", p.role.map_or("role unknown,", Role::label));
+        if let Some(port) = p.http_port {
+            let _ = write!(line, ", HTTP port {port}");
+        }
+    } else {
+        let _ = write!(line, ", of {}", p.server);
+    }
+    if let Some(container) = &p.place.container {
+        let _ = write!(line, ", container {}", container.get(..12).unwrap_or(container));
+    }
+    if let Some(pod) = &p.place.pod_uid {
+        let _ = write!(line, ", pod {pod}");
+    }
+    line
 }

@@ -196,15 +196,27 @@ fn party(party: &Value) -> String {
     if let Some(endpoint) = party["endpoint"].as_str() {
         let _ = write!(out, " {endpoint}");
     }
-    match (party["pid"].as_u64(), party["comm"].as_str(), party["local"].as_bool()) {
-        (Some(pid), Some(comm), _) => {
-            let _ = write!(out, " (pid {pid} {comm})");
-        }
-        (Some(pid), None, _) => {
-            let _ = write!(out, " (pid {pid})");
-        }
-        (None, _, Some(false)) => out.push_str(" (another host)"),
-        _ => {}
+    let mut who: Vec<String> = Vec::new();
+    if let Some(pid) = party["pid"].as_u64() {
+        who.push(
+            party["comm"].as_str().map_or_else(|| format!("pid {pid}"), |comm| format!("pid {pid} {comm}")),
+        );
+    }
+    if let Some(ranks) = party["rank_names"].as_str() {
+        who.push(ranks.to_owned());
+    }
+    if let Some(pod) = party["pod_uid"].as_str() {
+        who.push(format!("pod {pod}"));
+    }
+    if let Some(container) = party["container"].as_str() {
+        // As the container tools show it.
+        who.push(format!("container {}", container.get(..12).unwrap_or(container)));
+    }
+    if who.is_empty() && party["local"].as_bool() == Some(false) {
+        who.push("another host".to_owned());
+    }
+    if !who.is_empty() {
+        let _ = write!(out, " ({})", who.join(", "));
     }
     out
 }

@@ -69,10 +69,12 @@ fn findings(out: &mut MetricsSnapshot, table: &RoomTable) {
 }
 
 fn processes(out: &mut MetricsSnapshot, pipeline: &Pipeline) {
-    for role in [Role::Prefill, Role::Decode] {
-        let n = pipeline.processes().values().filter(|r| **r == role).count();
-        out.engine_processes.push((Some(role), u64::try_from(n).unwrap_or(u64::MAX)));
+    let processes = pipeline.engine_processes();
+    for role in [Some(Role::Prefill), Some(Role::Decode), None] {
+        let n = processes.values().filter(|r| **r == role).count();
+        out.engine_processes.push((role, u64::try_from(n).unwrap_or(u64::MAX)));
     }
+    out.capture_lost.push(("rooms", "engine_processes", pipeline.rooms().engine_processes_turned_away()));
 }
 
 fn control(out: &mut MetricsSnapshot, pipeline: &Pipeline) {

@@ -3,6 +3,7 @@
 mod bundle;
 pub mod config;
 mod doctor;
+mod engines;
 mod explain;
 mod measure;
 mod recording;

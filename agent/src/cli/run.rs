@@ -9,6 +9,7 @@ use anyhow::Context as _;
 use serde_json::{Value, json};
 
 use super::config::Config;
+use super::engines::Engines;
 use super::{End, Failure, Outcome, measure, recording, room_config};
 use crate::control::{Judgement, Limits};
 use crate::event::{Mono, SECOND};
@@ -71,6 +72,7 @@ pub(super) fn run(config: &Config) -> Outcome {
     let mut agent = Agent {
         capture,
         pipeline,
+        engines: Engines::start(config),
         keeper,
         recording,
         exports,
@@ -108,6 +110,7 @@ pub(super) fn run(config: &Config) -> Outcome {
 struct Agent {
     capture: Capture,
     pipeline: Pipeline,
+    engines: Engines,
     keeper: Option<Keeper>,
     recording: Option<Recording>,
     exports: Exports,
@@ -131,6 +134,8 @@ impl Agent {
             let Self { capture, pipeline, .. } = self;
             more = capture.drain(BUDGET, &mut |event| pipeline.take(&event)) == BUDGET;
             let at = now();
+            let Self { capture, pipeline, engines, .. } = self;
+            engines.turn(at, pipeline, capture);
             if at.since(ticked) >= TICK {
                 ticked = at;
                 self.pipeline.tick(at);
@@ -141,6 +146,8 @@ impl Agent {
                 measured = at;
                 self.clock.resample(&brackets());
                 self.forget_processes();
+                let Self { capture, pipeline, engines, .. } = self;
+                engines.second(pipeline, capture);
                 self.warn_of_unreadable();
                 let keeper = self.keeper.as_ref();
                 let snapshot = measurements(at, &self.pipeline, &self.capture, &self.identity, keeper);
@@ -278,6 +285,7 @@ impl Agent {
             "capture": measure::status(&self.capture),
             "control": measure::control_status(&self.pipeline),
             "rooms": measure::room_status(&self.pipeline),
+            "engines": self.engines.status(&self.pipeline),
             "state": self.keeper.as_ref().map(|k| measure::state_status(&k.path, &k.counters)),
             "sources": {
                 "frames": "kernel hooks on socket calls",

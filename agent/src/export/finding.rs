@@ -94,6 +94,9 @@ mod tests {
         assert_eq!(value["event"], "finding_closed");
         assert_eq!((&value["time"], &value["closed_at"]), (&value["closed_at"], &value["time"]));
         let open = serde_json::to_value(maker.finding(&finding(), Mono(90 * SECOND))).unwrap();
-        assert_eq!((&open["event"], &open["closed_at"]), (&"finding_opened".into(), &serde_json::Value::Null));
+        assert_eq!(
+            (&open["event"], &open["closed_at"]),
+            (&"finding_opened".into(), &serde_json::Value::Null)
+        );
     }
 }

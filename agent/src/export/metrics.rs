@@ -329,7 +329,7 @@ pub(super) static METRICS: &[Descriptor] = &[
         name: "roomtrace_engine_processes",
         kind: Type::Gauge,
         unit: "{process}",
-        help: "Engine processes seen; role `unknown` until one of their messages tells it.",
+        help: "Engine processes seen; role `unknown` until their arguments, their engine or a message tells it.",
         labels: &["role"],
         read: |s| {
             s.list(

@@ -80,10 +80,14 @@ struct VerdictJson {
 pub(super) struct PartyJson {
     role: Option<&'static str>,
     rank: Option<u32>,
+    /// Ranks as its process names them ("DP1 TP3").
+    rank_names: Option<String>,
     host: Option<String>,
     pod: NotMeasured,
+    /// The pod as the kubelet names it in the cgroup; its name and namespace are not known on a host.
+    pod_uid: Option<String>,
     namespace: NotMeasured,
-    container: NotMeasured,
+    container: Option<String>,
     pid: Option<u32>,
     comm: Option<String>,
     endpoint: Option<String>,
@@ -254,10 +258,12 @@ impl Maker<'_> {
         PartyJson {
             role: p.role.map(Role::label),
             rank: p.rank,
+            rank_names: p.rank_names.as_deref().map(str::to_owned),
             host: (p.local == Some(true)).then(|| self.identity.host_name.clone()),
             pod: NotMeasured,
+            pod_uid: p.place.as_ref().and_then(|place| place.pod_uid.clone()),
             namespace: NotMeasured,
-            container: NotMeasured,
+            container: p.place.as_ref().and_then(|place| place.container.clone()),
             pid: p.task.map(|t| t.tgid),
             comm: p.task.map(comm),
             endpoint: p.endpoint.map(|e| e.to_string()),

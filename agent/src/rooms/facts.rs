@@ -3,6 +3,7 @@
 //! Pure; reads the table, changes nothing. Runs when a room is overdue or shown, never per message.
 
 use crate::event::Mono;
+use crate::rooms::engines::Known;
 use crate::rooms::estimate::Threshold;
 use crate::rooms::model::{Completeness, Outcome, Phase, Role};
 use crate::rooms::peers::{EndpointId, NONE, SessionId};
@@ -112,12 +113,16 @@ impl RoomTable {
 
     pub(crate) fn party(&self, role: Role, id: EndpointId, here: bool) -> Party {
         let e = self.peers.get(id);
+        let task = e.and_then(|e| e.task).filter(|_| here);
+        let process = task.and_then(|t| self.engines.get(t.tgid));
         Party {
             role: Some(role),
             rank: e.and_then(|e| e.rank),
             endpoint: e.map(|e| e.address),
-            task: e.and_then(|e| e.task).filter(|_| here),
+            task,
             local: e.map(|_| here),
+            place: process.map(Known::place),
+            rank_names: process.and_then(Known::rank_names),
         }
     }
 

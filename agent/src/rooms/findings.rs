@@ -70,14 +70,7 @@ struct Cause {
 
 impl Cause {
     const fn new(class: Class) -> Self {
-        Self {
-            class,
-            rooms: BTreeSet::new(),
-            sure: [0; 3],
-            seen: Vec::new(),
-            total: 0,
-            turned_away: false,
-        }
+        Self { class, rooms: BTreeSet::new(), sure: [0; 3], seen: Vec::new(), total: 0, turned_away: false }
     }
 
     fn count(&mut self, confidence: Confidence, more: bool) {
@@ -344,7 +337,7 @@ impl RoomTable {
             }
             _ => actions,
         };
-        let nobody = Party { role: None, rank: None, endpoint: None, task: None, local: None };
+        let nobody = Party::default();
         let evidence = evidence.into_iter().take(MAX_EVIDENCE);
         Some(Finding {
             group,
@@ -439,7 +432,7 @@ mod tests {
             group,
             class,
             confidence: Confidence::Possible,
-            engine: Party { role: Some(Role::Prefill), rank: None, endpoint: None, task: None, local: None },
+            engine: Party { role: Some(Role::Prefill), ..Party::default() },
             rooms: Vec::new(),
             room_count: 0,
             since: Mono(90 * SECOND),

@@ -279,7 +279,7 @@ impl Unreadable {
 }
 
 /// One process of an engine.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EngineProcess {
     /// Process id, host numbering.
     pub pid: u32,
@@ -295,6 +295,9 @@ pub struct EngineProcess {
     pub ranks: Option<String>,
     /// Port of the engine's HTTP server, where its arguments tell (`--port`; SGLang's default is 30000).
     pub http_port: Option<u16>,
+    /// Port of its bootstrap server, where its arguments tell (`--disaggregation-bootstrap-port`; SGLang's default is 8998,
+    /// and only prefill has one).
+    pub bootstrap_port: Option<u16>,
     /// Where it runs.
     pub place: Place,
 }
@@ -320,12 +323,22 @@ pub struct EngineGauges {
     /// Requests whose KV is being handed over (prefill: `num_prefill_inflight_queue_reqs`), summed over DP ranks, not
     /// over TP ranks.
     pub inflight: Option<u64>,
+    /// The same by DP rank, where the engine tells them apart, in the order of ranks; at most 1024.
+    pub inflight_by_dp: Vec<(u32, u64)>,
+    /// Requests before that, whose peer has not answered yet (prefill: bootstrap queue, decode: preallocation queue).
+    pub bootstrap: Option<u64>,
     /// Requests waiting to be computed.
     pub waiting: Option<u64>,
     /// Requests running.
     pub running: Option<u64>,
+    /// Requests that a pause of the engine holds back.
+    pub paused: Option<u64>,
     /// Something that grows while the engine computes (`total_prefill_busy_us`, `total_prefill_uncached_tokens`).
     pub progress: Option<u64>,
+    /// Where it was asked.
+    pub address: Option<SocketAddr>,
+    /// They can be up to 30 s old (`/metrics`; `/v1/loads` tells the state of the moment).
+    pub stale: bool,
     /// Why it could not be asked.
     pub error: Option<String>,
 }

@@ -13,6 +13,7 @@ use hashbrown::HashMap;
 use crate::event::{Mono, SECOND};
 use crate::rooms::connections::{Awaited, Connections};
 use crate::rooms::counts::{Counters, Gauges, MAX_INSTANCES, OpenGauge, PinnedGauge, Tally};
+use crate::rooms::engines::Engines;
 use crate::rooms::estimate::Rule;
 use crate::rooms::findings::Findings;
 use crate::rooms::model::{Away, Event, Input, Outcome, Role, RoomSnapshot};
@@ -147,6 +148,8 @@ pub struct RoomTable {
     /// When a room was last turned away for lack of space.
     pub(crate) turned_away_at: Option<Mono>,
     pub(crate) scratch: Vec<Awaited>,
+    /// Engines of this host, as its process table has them and as they say.
+    pub(crate) engines: Engines,
     /// When nobody looked, where this table goes on where another left off.
     pub(crate) away: Option<Away>,
 }
@@ -172,6 +175,7 @@ impl RoomTable {
             tally: Tally::default(),
             turned_away_at: None,
             scratch: Vec::new(),
+            engines: Engines::default(),
             away: None,
         }
     }
@@ -202,10 +206,12 @@ impl RoomTable {
             }
             Input::Request { at, connection, server, n, step } => {
                 self.advance(*at, out);
+                self.http_heard(connection);
                 self.request(*at, connection, *server, *n, step, out);
             }
             Input::Bootstrap { at, connection, server, n, step } => {
                 self.advance(*at, out);
+                self.http_heard(connection);
                 self.bootstrap_step(*at, connection, *server, *n, step, out);
             }
             Input::Unreadable { at, connection, why } => {
@@ -239,6 +245,7 @@ impl RoomTable {
     /// bounded by what is due, never by the number of open rooms.
     pub fn tick(&mut self, now: Mono, out: &mut Vec<Event>) {
         self.advance(now, out);
+        self.tick_engines(now);
     }
 
     fn advance(&mut self, now: Mono, out: &mut Vec<Event>) {

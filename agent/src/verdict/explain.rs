@@ -19,15 +19,14 @@ impl Facts {
             Who::Prefill => Some(self.prefill.clone()),
             Who::Decode => Some(self.decode.clone()),
             // Which one is not known without its REGISTER: never the one that has sent.
-            Who::MissingDecode => Some(self.missing.first().cloned().unwrap_or(Party {
-                role: Some(Role::Decode),
-                rank: None,
-                endpoint: None,
-                task: None,
-                local: None,
-            })),
+            Who::MissingDecode => Some(
+                self.missing
+                    .first()
+                    .cloned()
+                    .unwrap_or(Party { role: Some(Role::Decode), ..Party::default() }),
+            ),
             Who::SilentPrefill => self.untold.first().cloned().or_else(|| Some(self.prefill.clone())),
-            Who::Router => Some(Party { role: None, rank: None, endpoint: None, task: None, local: None }),
+            Who::Router => Some(Party::default()),
             Who::Nobody => None,
         }
     }

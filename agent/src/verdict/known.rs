@@ -36,7 +36,7 @@ fn reports() -> &'static [Report] {
 }
 
 /// `0.5.12` or `0.4.8.post1`.
-fn parse(text: &str) -> Option<Release> {
+pub(crate) fn parse(text: &str) -> Option<Release> {
     let mut parts = [0u16; 4];
     for (i, part) in text.split('.').enumerate() {
         let digits = if i == 3 { part.strip_prefix("post")? } else { part };

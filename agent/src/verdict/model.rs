@@ -1,11 +1,12 @@
 //! What a verdict is. The names are fixed: dashboards and alerts use them.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
 use crate::event::{Mono, Task};
-use crate::rooms::model::Role;
+use crate::rooms::model::{Place, Role};
 use crate::sglang::message::Kind;
 
 /// Class of a verdict.
@@ -149,11 +150,7 @@ impl Class {
     pub const fn finds(self) -> bool {
         !matches!(
             self,
-            Self::Queued
-                | Self::Paused
-                | Self::CompletionNotObservable
-                | Self::NotApplicable
-                | Self::Unknown
+            Self::Queued | Self::Paused | Self::CompletionNotObservable | Self::NotApplicable | Self::Unknown
         )
     }
 }
@@ -184,7 +181,7 @@ impl Confidence {
 }
 
 /// Someone who owes a move, or on whom to act.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Party {
     /// Role; `None` when it is neither engine (a router, a client).
     pub role: Option<Role>,
@@ -196,6 +193,10 @@ pub struct Party {
     pub task: Option<Task>,
     /// Whether it runs on this host; `None` not known.
     pub local: Option<bool>,
+    /// Container and pod that its process runs in, where the host's process table tells.
+    pub place: Option<Arc<Place>>,
+    /// Ranks that the title of its process names ("DP1 TP3").
+    pub rank_names: Option<Arc<str>>,
 }
 
 /// Another reading of the same evidence.

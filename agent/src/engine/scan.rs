@@ -1,0 +1,211 @@
+//! Finds the processes of engines in `/proc`. Reads nothing that needs a privilege: `comm`, `stat`, `cmdline` and `cgroup`
+//! are open to all, also of other users' processes, unless `/proc` is mounted with `hidepid`.
+//!
+//! Bounded: [`MAX_FOUND`] processes, 64 KiB of a command line.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io::Read as _;
+use std::path::PathBuf;
+
+use super::process::{self, Program, Server, Stat};
+use crate::rooms::model::EngineProcess;
+
+/// Engine processes of one host at most.
+pub const MAX_FOUND: usize = 1024;
+
+/// Longest command line that is read, bytes.
+const LONGEST_CMDLINE: u64 = 64 << 10;
+
+/// Longest of the other files that is read, bytes.
+const LONGEST: u64 = 16 << 10;
+
+/// Processes between a rank and its HTTP server at most (scheduler, data-parallel controller, fork server, server).
+const MAX_DEPTH: usize = 8;
+
+/// So often are arguments and cgroup of a process read that stays the same: it takes its title and can be moved shortly
+/// after its start. Reading them takes a lock in the process read, so not more often.
+const READ_TIMES: u8 = 3;
+
+/// An engine's HTTP server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Target {
+    /// Its process.
+    pub pid: u32,
+    /// What its arguments say; `None`: they are not those of SGLang's own server, so that it may serve no HTTP at all.
+    pub server: Option<Server>,
+}
+
+/// What one look found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Found {
+    /// Engine processes by process id.
+    pub processes: BTreeMap<u32, EngineProcess>,
+    /// HTTP servers of engines, by process id.
+    pub targets: Vec<Target>,
+    /// Processes looked at.
+    pub looked_at: u64,
+    /// Engine processes beyond [`MAX_FOUND`].
+    pub left_out: u64,
+}
+
+/// What is remembered of a process from one look to the next.
+#[derive(Clone, Debug)]
+struct Seen {
+    stat: Stat,
+    args: Vec<String>,
+    place: crate::rooms::model::Place,
+    read: u8,
+    /// The look in which it was last read.
+    look: u64,
+}
+
+/// Looks through `/proc`.
+#[derive(Debug)]
+pub struct Scanner {
+    root: PathBuf,
+    prefixes: Vec<String>,
+    seen: BTreeMap<u32, Seen>,
+    looks: u64,
+    path: String,
+    text: Vec<u8>,
+}
+
+impl Scanner {
+    /// `root` is `/proc`; engines are processes whose name begins with one of `prefixes`.
+    pub fn new(root: impl Into<PathBuf>, prefixes: &[String]) -> Self {
+        Self {
+            root: root.into(),
+            prefixes: prefixes.to_vec(),
+            seen: BTreeMap::new(),
+            looks: 0,
+            path: String::new(),
+            text: Vec::new(),
+        }
+    }
+
+    /// Looks once.
+    ///
+    /// # Errors
+    ///
+    /// That of reading the directory; a process that cannot be read, because it has just ended, is left out.
+    pub fn look(&mut self) -> std::io::Result<Found> {
+        self.looks = self.looks.wrapping_add(1);
+        let mut found = Found::default();
+        let mut ranks = Vec::new();
+        for entry in std::fs::read_dir(&self.root)? {
+            let Some(pid) = entry.ok().and_then(|e| e.file_name().to_str()?.parse::<u32>().ok()) else {
+                continue;
+            };
+            found.looked_at += 1;
+            if self.is_engine(pid) {
+                ranks.push(pid);
+            }
+        }
+        ranks.sort_unstable();
+        let mut needed = BTreeSet::new();
+        for pid in ranks {
+            self.find(pid, &mut found, &mut needed);
+        }
+        self.seen.retain(|pid, _| needed.contains(pid));
+        Ok(found)
+    }
+
+    /// Adds a process and its server.
+    fn find(&mut self, pid: u32, found: &mut Found, needed: &mut BTreeSet<u32>) {
+        let Some(top) = self.top(pid, needed) else { return };
+        let args = self.seen.get(&top).map(|s| s.args.as_slice()).unwrap_or_default();
+        let server = (process::program(args) == Program::Sglang).then(|| process::server(args));
+        for pid in [top, pid] {
+            let Some(process) = self.describe(pid, top, server.as_ref()) else { continue };
+            if found.processes.len() >= MAX_FOUND && !found.processes.contains_key(&pid) {
+                found.left_out += 1;
+                return;
+            }
+            found.processes.insert(pid, process);
+        }
+        if !found.targets.iter().any(|t| t.pid == top) {
+            found.targets.push(Target { pid: top, server });
+        }
+    }
+
+    fn describe(&self, pid: u32, top: u32, server: Option<&Server>) -> Option<EngineProcess> {
+        let seen = self.seen.get(&pid)?;
+        Some(EngineProcess {
+            pid,
+            server: top,
+            started: seen.stat.started,
+            comm: seen.stat.comm.clone(),
+            role: server.and_then(|s| s.role),
+            ranks: seen.args.first().and_then(|title| process::ranks(title)),
+            http_port: server.map(|s| s.port),
+            bootstrap_port: server.and_then(|s| s.bootstrap_port),
+            place: seen.place.clone(),
+        })
+    }
+
+    /// The process at the top of this one's engine: the last ancestor that is of the engine by its name, or runs SGLang, in
+    /// the same container. `None`: the process is gone.
+    fn top(&mut self, pid: u32, needed: &mut BTreeSet<u32>) -> Option<u32> {
+        self.know(pid)?;
+        needed.insert(pid);
+        let (mut top, mut at) = (pid, pid);
+        for _ in 0..MAX_DEPTH {
+            let Some(parent) = self.seen.get(&at).map(|s| s.stat.parent).filter(|p| *p > 0) else { break };
+            if self.know(parent).is_none() {
+                break;
+            }
+            let (Some(child), Some(seen)) = (self.seen.get(&pid), self.seen.get(&parent)) else { break };
+            let named = self.prefixes.iter().any(|p| seen.stat.comm.starts_with(p.as_str()));
+            match process::program(&seen.args) {
+                _ if seen.place != child.place => break,
+                Program::Sglang => top = parent,
+                _ if named => top = parent,
+                Program::Helper => {}
+                Program::Other => break,
+            }
+            needed.insert(parent);
+            at = parent;
+        }
+        Some(top)
+    }
+
+    /// Reads a process, or what has changed of it since the last look. `None`: there is none.
+    fn know(&mut self, pid: u32) -> Option<()> {
+        if self.seen.get(&pid).is_some_and(|s| s.look == self.looks) {
+            return Some(());
+        }
+        self.read(pid, "stat", LONGEST)?;
+        let stat = process::stat(&self.text)?;
+        let mut read = 0;
+        if let Some(before) = self.seen.get_mut(&pid).filter(|s| s.stat == stat) {
+            before.look = self.looks;
+            read = before.read;
+        }
+        if read >= READ_TIMES {
+            return Some(());
+        }
+        let args = self.read(pid, "cmdline", LONGEST_CMDLINE).map(|()| process::arguments(&self.text));
+        let cgroup = self.read(pid, "cgroup", LONGEST);
+        let place = cgroup.map(|()| process::place(&String::from_utf8_lossy(&self.text))).unwrap_or_default();
+        let args = args.unwrap_or_default();
+        self.seen.insert(pid, Seen { stat, args, place, read: read.saturating_add(1), look: self.looks });
+        Some(())
+    }
+
+    fn is_engine(&mut self, pid: u32) -> bool {
+        self.read(pid, "comm", 64).is_some()
+            && self.prefixes.iter().any(|prefix| self.text.starts_with(prefix.as_bytes()))
+    }
+
+    /// Reads one file of a process into `text`.
+    fn read(&mut self, pid: u32, file: &str, longest: u64) -> Option<()> {
+        use std::fmt::Write as _;
+        self.path.clear();
+        write!(self.path, "{pid}/{file}").ok()?;
+        self.text.clear();
+        let file = File::open(self.root.join(&self.path)).ok()?;
+        file.take(longest).read_to_end(&mut self.text).ok()?;
+        Some(())
+    }
+}

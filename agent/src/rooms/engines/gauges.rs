@@ -1,0 +1,400 @@
+//! Queue counts of an engine against the rooms known here: what it counts and no room explains, and rooms that it does not
+//! count.
+//!
+//! Conservative throughout: a room of which nothing tells whose it is explains a request of every engine, a room that is
+//! parked before its hand-over explains one too, and a count that has fallen within [`STEADY`] says nothing.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+
+use crate::event::{Mono, SECOND};
+use crate::rooms::model::{Connection, EngineGauges, Event, Role};
+use crate::rooms::room::Room;
+use crate::rooms::table::RoomTable;
+use crate::sglang::message::Release;
+use crate::verdict::known::parse;
+use crate::verdict::model::{Action, Class, Confidence, Finding};
+
+/// What a finding of this module is about; part of what names it.
+pub(super) const ABOUT_COUNT: &str = "inflight_count";
+/// See [`ABOUT_COUNT`].
+pub(super) const ABOUT_ROOMS: &str = "rooms_not_counted";
+
+/// An inflight count must not have fallen for so long: `/metrics` can be 30 s old.
+const STEADY: u64 = 45 * SECOND;
+
+/// Progress counters must have stood still for so long at least, between two answers.
+const STILL: u64 = 10 * SECOND;
+
+/// Last release in which a request without a hand-over can stay in the inflight queue for ever (sglang#28652, M39).
+const GHOSTS_UNTIL: Release = Release::new(0, 5, 20, u16::MAX);
+
+/// Peers and rooms named in a finding at most.
+const MAX_NAMED: usize = 8;
+
+/// What an engine counted, over time.
+#[derive(Debug, Default)]
+pub(super) struct Counts {
+    /// The last answer.
+    last: Option<(Mono, EngineGauges)>,
+    /// Since when the inflight count has not fallen, and no rooms have explained it.
+    steady: Option<Mono>,
+    /// The least that was unexplained since then.
+    least: u64,
+    /// Whether it was unexplained from the first answer on.
+    from_start: Option<bool>,
+    /// Progress, and since when it stands there.
+    progress: Option<(u64, Mono)>,
+    /// Since when every queue has been empty.
+    empty: Option<Mono>,
+    /// Open connections of the engine as of the last answer.
+    pub(super) open: Vec<(Connection, bool)>,
+    /// Whether the connections were ever told.
+    pub(super) open_known: bool,
+}
+
+impl Counts {
+    /// Role as the engine says it.
+    pub(super) fn role(&self) -> Option<Role> {
+        self.last.as_ref().and_then(|(_, g)| g.role)
+    }
+
+    /// Whether it had work when it was last asked.
+    pub(super) fn works(&self) -> bool {
+        self.last
+            .as_ref()
+            .is_some_and(|(_, g)| [g.inflight, g.running, g.waiting].into_iter().flatten().any(|n| n > 0))
+    }
+
+    /// Takes an answer in, of which `unexplained` requests are in no room known here.
+    fn take(&mut self, at: Mono, gauges: &EngineGauges, unexplained: u64) {
+        let before = self.last.as_ref().map(|(_, g)| g);
+        let count = gauges.inflight.unwrap_or(0);
+        let fell = before.and_then(|g| g.inflight).is_some_and(|was| count < was);
+        if unexplained == 0 {
+            self.steady = None;
+        } else if self.steady.is_none() || fell {
+            (self.steady, self.least) = (Some(at), unexplained);
+        }
+        self.least = self.least.min(unexplained);
+        let explained = unexplained == 0;
+        self.from_start = Some(self.from_start.unwrap_or(true) && !explained);
+        self.progress = match (gauges.progress, self.progress) {
+            (Some(now), Some((was, since))) if now == was => Some((now, since)),
+            (Some(now), _) => Some((now, at)),
+            (None, _) => None,
+        };
+        let queues = [gauges.inflight, gauges.bootstrap, gauges.waiting, gauges.running];
+        if queues.iter().all(|n| *n == Some(0)) {
+            self.empty.get_or_insert(at);
+        } else {
+            self.empty = None;
+        }
+        self.last = Some((at, gauges.clone()));
+    }
+
+    /// Since when nothing is computed: the counters stand still and nothing waits or runs. `None`: something is, or the
+    /// engine does not tell.
+    fn still(&self) -> Option<Mono> {
+        let (at, gauges) = self.last.as_ref()?;
+        let (_, since) = self.progress?;
+        let idle = gauges.waiting == Some(0) && gauges.running == Some(0) && !gauges.stale;
+        (idle && at.since(since) >= STILL).then_some(since)
+    }
+}
+
+impl RoomTable {
+    /// What an engine says of itself.
+    pub(crate) fn gauged(&mut self, at: Mono, gauges: &EngineGauges, _out: &mut Vec<Event>) {
+        // That it could not be asked says nothing of its requests: what was found stands.
+        if gauges.error.is_some() || !self.engines.servers.contains_key(&gauges.server) {
+            return;
+        }
+        let role = gauges.role.or_else(|| self.role_of_process(gauges.server));
+        let paused = gauges.paused.is_some_and(|n| n > 0);
+        let watched = role == Some(Role::Prefill) && gauges.inflight.is_some() && !paused;
+        let unexplained = if watched { self.unexplained(gauges) } else { 0 };
+        if let Some(engine) = self.engines.servers.get_mut(&gauges.server) {
+            engine.counts.take(at, gauges, unexplained);
+        }
+        self.judge_count(at, gauges.server, unexplained);
+        self.judge_rooms(at, gauges.server, watched);
+    }
+
+    /// Open connections of an engine, each with whether it can be rank traffic, to be told just before its gauges.
+    pub fn open_connections(&mut self, server: u32, open: Vec<(Connection, bool)>) {
+        if let Some(engine) = self.engines.servers.get_mut(&server) {
+            engine.counts.open = open;
+            engine.counts.open_known = true;
+        }
+    }
+
+    /// Requests in the inflight queue that no room known here explains, by DP rank where the engine tells them apart.
+    fn unexplained(&self, gauges: &EngineGauges) -> u64 {
+        let inflight = gauges.inflight.unwrap_or(0);
+        if inflight == 0 {
+            return 0;
+        }
+        let (mut by_rank, mut anywhere): (BTreeMap<u32, u64>, u64) = (BTreeMap::new(), 0);
+        for room in self.rooms.iter().filter(|r| open_at_prefill(r)) {
+            match self.home_of(room) {
+                Some((server, _)) if server != gauges.server => {}
+                Some((_, Some(rank))) => *by_rank.entry(rank).or_insert(0) += 1,
+                Some((_, None)) | None => anywhere += 1,
+            }
+        }
+        let apart = gauges.inflight_by_dp.len() > 1;
+        let over = if apart {
+            let of = |rank: &u32| by_rank.get(rank).copied().unwrap_or(0);
+            gauges
+                .inflight_by_dp
+                .iter()
+                .fold(0, |sum: u64, (rank, n)| sum.saturating_add(n.saturating_sub(of(rank))))
+        } else {
+            inflight.saturating_sub(by_rank.values().sum())
+        };
+        over.saturating_sub(anywhere)
+    }
+
+    /// The engine and the DP rank that a room waits at, on prefill's side. `None`: not known.
+    fn home_of(&self, room: &Room) -> Option<(u32, Option<u32>)> {
+        let here = room.links.iter().find(|l| l.received.is_some()).map_or(room.home.0, |l| l.prefill);
+        let pid = self.peers.get(here)?.task?.tgid;
+        let known = self.engines.get(pid)?;
+        Some((known.process.server, known.process.ranks.as_deref().and_then(dp_rank)))
+    }
+
+    /// Raises or lowers the finding about a count that no room explains.
+    fn judge_count(&mut self, at: Mono, server: u32, unexplained: u64) {
+        let group = self.group_of(ABOUT_COUNT, server);
+        if unexplained == 0 {
+            self.lower(group, at);
+            return;
+        }
+        if let Some(finding) = self.count_finding(at, server, group) {
+            self.raise(finding);
+        }
+    }
+
+    fn count_finding(&self, at: Mono, server: u32, group: u64) -> Option<Finding> {
+        let counts = &self.engines.servers.get(&server)?.counts;
+        let since = counts.steady.filter(|since| at.since(*since) >= STEADY)?;
+        let (_, gauges) = counts.last.as_ref()?;
+        // An engine that computes has counts that move faster than they can be compared.
+        if counts.progress.is_some_and(|(_, still)| at.since(still) < STILL) {
+            return None;
+        }
+        let ranks: Vec<SocketAddr> = self.rank_peers(server);
+        let known = self.peers.pairs().any(|p| self.server_at(p.prefill) == Some(server));
+        let old = gauges.version.as_deref().and_then(parse).is_some_and(|r| r <= GHOSTS_UNTIL);
+        let ghost = old && counts.least == 1 && ranks.is_empty() && !known;
+        let still = counts.still();
+        let sure = !ghost && still.is_some_and(|s| at.since(s) >= STEADY);
+        let mut evidence = vec![count_line(at, since, gauges, counts)];
+        evidence.push(progress_line(at, gauges, counts));
+        if counts.from_start == Some(true) {
+            evidence.push(
+                "it was there when the agent first asked: the request is older than the agent".to_owned(),
+            );
+        }
+        evidence.extend(peers_line(&ranks));
+        evidence.extend(self.idle_line(server, gauges));
+        if old {
+            evidence.push(
+                "up to release 0.5.20 a request without any hand-over (warm-up, health check) can hold 1 for ever \
+                 (sglang#28652)"
+                    .to_owned(),
+            );
+        }
+        Some(Finding {
+            group,
+            class: if ghost { Class::LocalGhost } else { Class::GaugeUnexplained },
+            confidence: if sure { Confidence::Likely } else { Confidence::Possible },
+            engine: self.engine_party(server),
+            rooms: Vec::new(),
+            room_count: 0,
+            since,
+            closed_at: None,
+            evidence,
+            actions: actions(server, gauges, &ranks, ghost),
+        })
+    }
+
+    /// Raises or lowers the finding about pinned rooms that their engine does not count.
+    fn judge_rooms(&mut self, at: Mono, server: u32, watched: bool) {
+        let group = self.group_of(ABOUT_ROOMS, server);
+        let finding = if watched { self.rooms_finding(at, server, group) } else { None };
+        match finding {
+            Some(finding) => self.raise(finding),
+            None => self.lower(group, at),
+        }
+    }
+
+    fn rooms_finding(&self, at: Mono, server: u32, group: u64) -> Option<Finding> {
+        let counts = &self.engines.servers.get(&server)?.counts;
+        let empty = counts.empty.filter(|since| at.since(*since) >= STEADY)?;
+        let mut rooms: Vec<(Mono, u64)> = Vec::new();
+        for room in self.pinned.iter().filter_map(|slot| self.rooms.get(*slot)) {
+            let judged = room.judgement.as_deref().filter(|j| j.role == Role::Prefill && j.since <= empty);
+            if judged.is_some() && self.home_of(room).is_some_and(|(home, _)| home == server) {
+                rooms.push((room.opened_at, room.room));
+            }
+        }
+        if rooms.is_empty() {
+            return None;
+        }
+        rooms.sort_unstable();
+        let (_, gauges) = counts.last.as_ref()?;
+        Some(Finding {
+            group,
+            class: Class::GaugeUnexplained,
+            confidence: Confidence::Possible,
+            engine: self.engine_party(server),
+            room_count: u32::try_from(rooms.len()).unwrap_or(u32::MAX),
+            rooms: rooms.into_iter().map(|(_, room)| room).take(100).collect(),
+            since: empty,
+            closed_at: None,
+            evidence: vec![
+                format!(
+                    "the engine has had no request in any queue for {} s, and these rooms wait for it",
+                    at.since(empty) / SECOND
+                ),
+                "either it never got their requests (look at the router), or they ended where nothing shows it".to_owned(),
+            ],
+            actions: vec![look_again(gauges)],
+        })
+    }
+
+    fn server_at(&self, endpoint: crate::rooms::peers::EndpointId) -> Option<u32> {
+        self.server_of(self.peers.get(endpoint)?.task?.tgid)
+    }
+
+    /// Decode ranks that this engine's ranks are or were in touch with: who the request can be for.
+    fn rank_peers(&self, server: u32) -> Vec<SocketAddr> {
+        let pairs = self.peers.pairs().filter(|p| self.server_at(p.prefill) == Some(server));
+        let mut peers: Vec<SocketAddr> = pairs.filter_map(|p| self.peers.address(p.decode)).collect();
+        let open = self.engines.servers.get(&server).map_or(&[][..], |e| &e.counts.open);
+        // Those of the server's own process are HTTP.
+        let ranks = open.iter().filter(|(c, rank)| *rank && c.task.is_some_and(|t| t.tgid != server));
+        peers.extend(ranks.map(|(c, _)| c.addresses.peer));
+        peers.sort_unstable();
+        peers.dedup();
+        peers
+    }
+
+    /// Connections to the engine's HTTP port that are older than the agent: one of them can wait for the answer.
+    fn idle_line(&self, server: u32, gauges: &EngineGauges) -> Option<String> {
+        let port = self.engines.get(server)?.process.http_port?;
+        let open = &self.engines.servers.get(&server)?.counts.open;
+        let here = |c: &Connection| c.addresses.local.port() == port && c.preexisting;
+        let mut from: Vec<String> = open
+            .iter()
+            .filter(|(c, _)| here(c) && gauges.address.is_none_or(|a| a != c.addresses.peer))
+            .map(|(c, _)| c.addresses.peer.to_string())
+            .collect();
+        from.sort_unstable();
+        from.dedup();
+        (!from.is_empty()).then(|| {
+            format!(
+                "connections to its HTTP port that were open before the agent, one of which may wait for the answer: {}",
+                list(&from)
+            )
+        })
+    }
+}
+
+/// Whether a room can be in prefill's queues.
+fn open_at_prefill(room: &Room) -> bool {
+    room.has_prefill && room.progress(Role::Prefill).terminal.is_none()
+}
+
+/// `DP1 TP3` → 1.
+fn dp_rank(ranks: &str) -> Option<u32> {
+    ranks.split(' ').find_map(|r| r.strip_prefix("DP")).and_then(|n| n.parse().ok())
+}
+
+fn count_line(at: Mono, since: Mono, gauges: &EngineGauges, counts: &Counts) -> String {
+    let inflight = gauges.inflight.unwrap_or(0);
+    let from = if gauges.stale { ", a count that can be 30 s old" } else { "" };
+    format!(
+        "{inflight} in its inflight queue (num_prefill_inflight_queue_reqs{from}), {} of which no room known here \
+         explains; the count has not fallen for {} s",
+        counts.least.max(1),
+        at.since(since) / SECOND
+    )
+}
+
+fn progress_line(at: Mono, gauges: &EngineGauges, counts: &Counts) -> String {
+    let n = |n: Option<u64>| n.map_or("not told".to_owned(), |n| n.to_string());
+    let queues = format!("waiting {}, running {}", n(gauges.waiting), n(gauges.running));
+    match counts.progress {
+        Some((_, since)) => {
+            format!("its prefill counters have stood still for {} s; {queues}", at.since(since) / SECOND)
+        }
+        None => format!("it tells no progress counters (before 0.5.18, or only /metrics); {queues}"),
+    }
+}
+
+fn peers_line(ranks: &[SocketAddr]) -> Option<String> {
+    let names: Vec<String> = ranks.iter().map(ToString::to_string).collect();
+    (!names.is_empty())
+        .then(|| format!("in touch with, so that the request can be for one of them: {}", list(&names)))
+}
+
+/// The first of them, and how many more.
+fn list(names: &[String]) -> String {
+    let more = names.len().saturating_sub(MAX_NAMED);
+    let named: Vec<&str> = names.iter().take(MAX_NAMED).map(String::as_str).collect();
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    format!("{}{more}", named.join(", "))
+}
+
+fn url(gauges: &EngineGauges) -> String {
+    gauges.address.map_or_else(|| "http://HOST:HTTP_PORT".to_owned(), |a| format!("http://{a}"))
+}
+
+fn look_again(gauges: &EngineGauges) -> Action {
+    Action {
+        command: format!("curl -sS '{}/v1/loads?include=core,disagg'", url(gauges)),
+        effect: "shows the engine's queues as they are now".to_owned(),
+        blast_radius: "none".to_owned(),
+        clears: false,
+    }
+}
+
+fn actions(server: u32, gauges: &EngineGauges, ranks: &[SocketAddr], ghost: bool) -> Vec<Action> {
+    let mut actions = vec![look_again(gauges)];
+    if !ranks.is_empty() {
+        let mut hosts: Vec<String> = ranks.iter().map(|a| a.ip().to_string()).collect();
+        hosts.dedup();
+        actions.push(Action {
+            command: format!("roomtrace rooms --pinned   # on {}", list(&hosts)),
+            effect: "shows whether a decode engine there waits for a room of this engine".to_owned(),
+            blast_radius: "none".to_owned(),
+            clears: false,
+        });
+    }
+    if !ghost {
+        actions.push(Action {
+            command: format!(
+                "curl -sS -X POST {}/abort_request -H 'Content-Type: application/json' -d '{{\"abort_all\":true}}'",
+                url(gauges)
+            ),
+            effect: "ends every request of that engine, also one whose request id nobody knows any more".to_owned(),
+            blast_radius: format!(
+                "every running and queued request of that engine ({} in hand-over, {} waiting, {} running)",
+                gauges.inflight.unwrap_or(0),
+                gauges.waiting.unwrap_or(0),
+                gauges.running.unwrap_or(0)
+            ),
+            clears: true,
+        });
+    }
+    actions.push(Action {
+        command: format!("kill -TERM {server}"),
+        effect: "ends the engine; its supervisor starts it again with empty queues".to_owned(),
+        blast_radius: "every request of that engine; its peers notice by heartbeat".to_owned(),
+        clears: true,
+    });
+    actions
+}

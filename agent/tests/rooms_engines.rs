@@ -1,0 +1,414 @@
+//! What engines say of themselves against what is seen of them: whose a process is, counts that no room explains, rooms that
+//! are not counted, engines that cannot be read.
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "tests")]
+
+mod rooms_support;
+
+use roomtrace::event::{Addresses, Direction, Mono, SocketId};
+use roomtrace::rooms::model::{
+    Connection, EngineGauges, EngineProcess, FindingEvent, Input, Place, Role, Unreadable,
+};
+use roomtrace::sglang::message::KvPoll;
+use roomtrace::verdict::model::{Class, Confidence, Finding};
+
+use rooms_support::*;
+
+const SERVER: u32 = 90;
+const ROOM: u64 = 7_000_000_000_000_000_001;
+
+fn place() -> Place {
+    Place {
+        container: Some("c".repeat(64)),
+        pod_uid: Some("3ca9f1e6-2b1d-4b7e-9a55-0f6f5e2d9c11".to_owned()),
+    }
+}
+
+/// The world's prefill ranks 100 … as processes of one engine, its server above them.
+fn engine(w: &mut World, role: Option<Role>, ranks: u8) {
+    let process = |pid, ranks: Option<String>| EngineProcess {
+        pid,
+        server: SERVER,
+        started: 1000 + u64::from(pid),
+        comm: "sglang::schedul".to_owned(),
+        role,
+        ranks,
+        http_port: Some(30000),
+        bootstrap_port: None,
+        place: place(),
+    };
+    let at = w.mono();
+    w.input(&Input::Process { at, process: &process(SERVER, None) });
+    for n in 0..ranks {
+        let rank = process(100 + u32::from(n), Some(format!("DP{n} TP0")));
+        w.input(&Input::Process { at, process: &rank });
+    }
+}
+
+fn gauges(inflight: u64) -> EngineGauges {
+    EngineGauges {
+        server: SERVER,
+        role: Some(Role::Prefill),
+        version: Some("0.5.23".to_owned()),
+        inflight: Some(inflight),
+        bootstrap: Some(0),
+        waiting: Some(0),
+        running: Some(0),
+        progress: Some(4711),
+        address: Some("127.0.0.1:30000".parse().unwrap()),
+        ..EngineGauges::default()
+    }
+}
+
+/// Answers every 15 s for `s` seconds, and what is found is kept.
+fn answers(w: &mut World, s: u64, g: impl Fn(u64) -> EngineGauges) {
+    for n in 0..=s / 15 {
+        if n > 0 {
+            w.wait(15_000);
+        }
+        let at = w.mono();
+        w.input(&Input::Gauges { at, gauges: &g(n) });
+    }
+}
+
+fn findings(w: &World) -> Vec<Finding> {
+    w.table
+        .findings()
+        .into_iter()
+        .filter(|f| f.room_count == 0 || f.class == Class::GaugeUnexplained)
+        .collect()
+}
+
+fn only(w: &World) -> Finding {
+    let mut all = findings(w);
+    assert_eq!(all.len(), 1, "{all:?}");
+    all.pop().unwrap()
+}
+
+fn says(f: &Finding, what: &str) -> bool {
+    f.evidence.iter().any(|e| e.contains(what))
+}
+
+// processes
+
+#[test]
+fn a_debtor_is_named_with_its_container_pod_and_ranks() {
+    let mut w = World::new(Sees::Prefill);
+    engine(&mut w, Some(Role::Prefill), 1);
+    let (p, d) = (prefill(0), decode(0));
+    w.metadata(1, &d, &p);
+    w.status(1, &p, &d, KvPoll::Success);
+    w.metadata(ROOM, &d, &p);
+    w.wait(20_000);
+    let (_, v) = w.pin(ROOM).unwrap();
+    let owes = v.owed_by.as_ref().unwrap();
+    assert_eq!(owes.place.as_deref(), Some(&place()));
+    assert_eq!(owes.rank_names.as_deref(), Some("DP0 TP0"));
+    assert_eq!(w.table.server_of(100), Some(SERVER));
+    assert_eq!(w.table.server_of(101), None);
+    assert_eq!(w.table.role_of_process(100), Some(Role::Prefill));
+    // What is known of it stays when it has ended: its rooms are still there.
+    w.table.forget_process(100);
+    assert_eq!(w.verdict(ROOM).owed_by.unwrap().place.as_deref(), Some(&place()));
+    assert_eq!(w.table.engine_processes().count(), 1, "the server is left");
+}
+
+#[test]
+fn a_role_that_arguments_do_not_tell_is_what_the_engine_says() {
+    let mut w = World::new(Sees::Prefill);
+    engine(&mut w, None, 1);
+    assert_eq!(w.table.role_of_process(100), None);
+    let at = w.mono();
+    w.input(&Input::Gauges { at, gauges: &gauges(0) });
+    assert_eq!(w.table.role_of_process(100), Some(Role::Prefill));
+}
+
+#[test]
+fn processes_are_bounded_and_the_ended_make_room() {
+    let mut w = World::new(Sees::Prefill);
+    let at = w.mono();
+    for pid in 1..=1024 {
+        let process = EngineProcess { pid, server: pid, ..EngineProcess::default() };
+        w.input(&Input::Process { at, process: &process });
+    }
+    let more = EngineProcess { pid: 5000, server: 5000, ..EngineProcess::default() };
+    w.input(&Input::Process { at, process: &more });
+    assert_eq!((w.table.server_of(5000), w.table.engine_processes_turned_away()), (None, 1));
+    w.table.forget_process(17);
+    w.input(&Input::Process { at, process: &more });
+    assert_eq!((w.table.server_of(5000), w.table.server_of(17)), (Some(5000), None));
+}
+
+// gauge_unexplained
+
+#[test]
+fn a_request_older_than_the_agent_is_found_within_a_minute() {
+    let mut w = World::new(Sees::Prefill);
+    engine(&mut w, Some(Role::Prefill), 1);
+    w.wait(1000);
+    answers(&mut w, 30, |_| gauges(1));
+    assert!(findings(&w).is_empty(), "not yet: {:?}", findings(&w));
+    w.wait(15_000);
+    let rank = connection(1, 100, "10.0.0.1:50000", "10.0.0.2:42000", true);
+    let router = connection(2, SERVER, "10.0.0.1:30000", "10.0.0.9:5555", true);
+    let us = connection(3, SERVER, "127.0.0.1:30000", "127.0.0.1:30000", true);
+    w.table.open_connections(SERVER, vec![(rank, true), (router, true), (us, true)]);
+    let at = w.mono();
+    w.input(&Input::Gauges { at, gauges: &gauges(1) });
+    assert!(w.now_s() < 60.0);
+    let f = only(&w);
+    assert_eq!((f.class, f.confidence), (Class::GaugeUnexplained, Confidence::Likely));
+    assert_eq!((f.engine.task.unwrap().tgid, f.engine.role), (SERVER, Some(Role::Prefill)));
+    assert_eq!(f.engine.place.as_deref(), Some(&place()));
+    assert!(says(&f, "1 in its inflight queue") && says(&f, "older than the agent"), "{:?}", f.evidence);
+    assert!(
+        says(&f, "stood still") && says(&f, "10.0.0.2:42000") && says(&f, "10.0.0.9:5555"),
+        "{:?}",
+        f.evidence
+    );
+    assert!(
+        !says(&f, "127.0.0.1:30000"),
+        "the agent's own question is none of its clients: {:?}",
+        f.evidence
+    );
+    assert!(f.actions.iter().any(|a| a.command.contains("http://127.0.0.1:30000/v1/loads")));
+    let told: Vec<_> = w.table.finding_events().collect();
+    assert!(matches!(told.as_slice(), [FindingEvent::Opened(_)]), "{told:?}");
+    // It ends.
+    answers(&mut w, 0, |_| gauges(0));
+    assert!(findings(&w).is_empty());
+    let told: Vec<_> = w.table.finding_events().collect();
+    assert!(matches!(told.as_slice(), [FindingEvent::Closed(_)]), "{told:?}");
+}
+
+fn connection(id: u64, pid: u32, local: &str, peer: &str, preexisting: bool) -> Connection {
+    let task =
+        roomtrace::event::Task { tgid: pid, tid: pid, comm: roomtrace::event::Comm::default(), cgroup: 0 };
+    Connection {
+        socket: SocketId(id),
+        addresses: Addresses { local: local.parse().unwrap(), peer: peer.parse().unwrap() },
+        netns: 1,
+        task: Some(task),
+        preexisting,
+        since: Mono(START),
+    }
+}
+
+#[test]
+fn rooms_that_are_seen_explain_a_count() {
+    let mut w = World::new(Sees::Prefill);
+    engine(&mut w, Some(Role::Prefill), 1);
+    w.metadata(ROOM, &decode(0), &prefill(0));
+    answers(&mut w, 90, |_| gauges(1));
+    assert!(findings(&w).is_empty(), "{:?}", findings(&w));
+    // A second one is not explained by it.
+    answers(&mut w, 60, |_| gauges(2));
+    assert!(says(&only(&w), "2 in its inflight queue") && says(&only(&w), "1 of which"));
+    assert!(!says(&only(&w), "older than the agent"));
+}
+
+#[test]
+fn a_room_of_an_unknown_process_explains_one_too() {
+    let mut w = World::new(Sees::Prefill);
+    engine(&mut w, Some(Role::Prefill), 1);
+    // Rank 5 is no process that is known.
+    w.metadata(ROOM, &decode(0), &prefill(5));
+    answers(&mut w, 90, |_| gauges(1));
+    assert!(findings(&w).is_empty(), "{:?}", findings(&w));
+}
+
+#[test]
+fn a_count_that_falls_or_an_engine_that_computes_is_no_finding() {
+    let falls = |n: u64| gauges(if n % 3 == 0 { 1 } else { 2 });
+    let computes = |n: u64| EngineGauges { progress: Some(n), ..gauges(1) };
+    let paused = |_| EngineGauges { paused: Some(3), ..gauges(1) };
+    let asks: [&dyn Fn(u64) -> EngineGauges; 3] = [&falls, &computes, &paused];
+    for (n, asks) in asks.into_iter().enumerate() {
+        let mut w = World::new(Sees::Prefill);
+        engine(&mut w, Some(Role::Prefill), 1);
+        answers(&mut w, 300, asks);
+        assert!(findings(&w).is_empty(), "{n}: {:?}", findings(&w));
+    }
+}
+
+#[test]
+fn without_progress_counters_or_from_an_old_count_it_is_possible() {
+    let untold = |_| EngineGauges { progress: None, version: Some("0.5.22".to_owned()), ..gauges(1) };
+    let stale = |_| EngineGauges { stale: true, ..gauges(1) };
+    let waits = |_| EngineGauges { waiting: Some(1), ..gauges(1) };
+    let asks: [&dyn Fn(u64) -> EngineGauges; 3] = [&untold, &stale, &waits];
+    for asks in asks {
+        let mut w = World::new(Sees::Prefill);
+        engine(&mut w, Some(Role::Prefill), 1);
+        answers(&mut w, 60, asks);
+        assert_eq!(only(&w).confidence, Confidence::Possible);
+    }
+}
+
+#[test]
+fn data_parallel_ranks_are_compared_each_for_itself() {
+    let two = |_| EngineGauges { inflight_by_dp: vec![(0, 0), (1, 1)], ..gauges(1) };
+    let mut w = World::new(Sees::Prefill);
+    engine(&mut w, Some(Role::Prefill), 2);
+    // The room is at DP0, the count at DP1.
+    w.metadata(ROOM, &decode(0), &prefill(0));
+    answers(&mut w, 60, two);
+    assert_eq!(only(&w).class, Class::GaugeUnexplained);
+    let mut w = World::new(Sees::Prefill);
+    engine(&mut w, Some(Role::Prefill), 2);
+    w.metadata(ROOM, &decode(0), &prefill(1));
+    answers(&mut w, 60, two);
+    assert!(findings(&w).is_empty(), "{:?}", findings(&w));
+}
+
+#[test]
+fn one_request_without_any_wire_on_an_old_release_is_a_ghost() {
+    let old = |_| EngineGauges { version: Some("0.5.20".to_owned()), ..gauges(1) };
+    let mut w = World::new(Sees::Prefill);
+    engine(&mut w, Some(Role::Prefill), 1);
+    answers(&mut w, 60, old);
+    assert_eq!((only(&w).class, only(&w).confidence), (Class::LocalGhost, Confidence::Possible));
+    // With ranks that it has handed rooms over to, it can be one of theirs.
+    let mut w = World::new(Sees::Prefill);
+    engine(&mut w, Some(Role::Prefill), 1);
+    w.healthy(1, &decode(0), &prefill(0), 10);
+    answers(&mut w, 60, old);
+    assert_eq!(only(&w).class, Class::GaugeUnexplained);
+    assert!(says(&only(&w), "10.0.0.2:42000") && says(&only(&w), "28652"), "{:?}", only(&w).evidence);
+}
+
+#[test]
+fn a_failed_question_changes_nothing_and_the_end_of_the_engine_ends_it() {
+    let mut w = World::new(Sees::Prefill);
+    engine(&mut w, Some(Role::Prefill), 1);
+    answers(&mut w, 60, |_| gauges(1));
+    let failed =
+        EngineGauges { server: SERVER, error: Some("no answer".to_owned()), ..EngineGauges::default() };
+    answers(&mut w, 60, |_| failed.clone());
+    assert_eq!(findings(&w).len(), 1);
+    w.table.forget_process(SERVER);
+    assert!(findings(&w).is_empty());
+    // Another engine begins anew, and what is said of one that is not known is no matter.
+    answers(&mut w, 90, |_| gauges(1));
+    assert!(findings(&w).is_empty());
+}
+
+#[test]
+fn decode_and_engines_without_a_role_are_not_judged_by_their_counts() {
+    for role in [Some(Role::Decode), None] {
+        let mut w = World::new(Sees::Both);
+        engine(&mut w, role, 1);
+        answers(&mut w, 120, |_| EngineGauges { role, ..gauges(1) });
+        assert!(findings(&w).is_empty());
+    }
+}
+
+#[test]
+fn pinned_rooms_that_their_engine_does_not_count_are_named() {
+    let mut w = World::new(Sees::Prefill);
+    engine(&mut w, Some(Role::Prefill), 1);
+    w.metadata(ROOM, &decode(0), &prefill(0));
+    w.wait(20_000);
+    assert!(w.pin(ROOM).is_some());
+    answers(&mut w, 30, |_| gauges(0));
+    let uncounted = |w: &World| w.table.findings().into_iter().find(|f| f.class == Class::GaugeUnexplained);
+    assert_eq!(uncounted(&w), None);
+    answers(&mut w, 30, |_| gauges(0));
+    let f = uncounted(&w).unwrap();
+    assert_eq!((f.rooms.as_slice(), f.confidence), (&[ROOM][..], Confidence::Possible));
+    // Once it counts it, all is as it seems.
+    answers(&mut w, 0, |_| gauges(1));
+    assert_eq!(uncounted(&w), None);
+}
+
+// nothing_readable
+
+fn unreadable(w: &mut World, why: Unreadable) {
+    let (at, connection) = (w.mono(), connection(9, SERVER, "10.0.0.1:30000", "10.0.0.9:5555", false));
+    w.input(&Input::Unreadable { at, connection, why });
+}
+
+#[test]
+fn an_engine_of_which_nothing_can_be_read_is_named_with_the_cause() {
+    let mut w = World::new(Sees::Prefill);
+    engine(&mut w, Some(Role::Prefill), 1);
+    unreadable(&mut w, Unreadable::Tls);
+    unreadable(&mut w, Unreadable::Tls);
+    w.wait(55_000);
+    assert!(findings(&w).is_empty(), "it is given time");
+    w.wait(15_000);
+    let f = only(&w);
+    assert_eq!((f.class, f.confidence), (Class::NothingReadable, Confidence::Possible));
+    assert!(says(&f, "2 tls"), "{:?}", f.evidence);
+    answers(&mut w, 15, |_| gauges(1));
+    w.wait(10_000);
+    assert_eq!(only(&w).confidence, Confidence::Likely, "by its own count it works");
+    // The first message that can be read ends it.
+    w.metadata(ROOM, &decode(0), &prefill(0));
+    w.wait(10_000);
+    assert!(findings(&w).iter().all(|f| f.class != Class::NothingReadable), "{:?}", findings(&w));
+}
+
+#[test]
+fn an_engine_that_can_be_read_or_need_not_be_is_not_blind() {
+    // Messages are read, though its front is encrypted.
+    let mut w = World::new(Sees::Prefill);
+    engine(&mut w, Some(Role::Prefill), 1);
+    unreadable(&mut w, Unreadable::Tls);
+    w.healthy(1, &decode(0), &prefill(0), 10);
+    w.wait(120_000);
+    assert!(findings(&w).is_empty(), "{:?}", findings(&w));
+    // It hands nothing over.
+    let mut w = World::new(Sees::Prefill);
+    engine(&mut w, None, 1);
+    unreadable(&mut w, Unreadable::Tls);
+    w.wait(120_000);
+    assert!(findings(&w).is_empty());
+    // Its other connections are none of ours, and it is idle.
+    let mut w = World::new(Sees::Prefill);
+    engine(&mut w, Some(Role::Prefill), 1);
+    unreadable(&mut w, Unreadable::Other);
+    w.wait(120_000);
+    assert!(findings(&w).is_empty());
+    // One connection may turn out to be readable.
+    let mut w = World::new(Sees::Prefill);
+    engine(&mut w, Some(Role::Prefill), 1);
+    unreadable(&mut w, Unreadable::Tls);
+    let idle = connection(1, 100, "10.0.0.1:50000", "10.0.0.2:42000", true);
+    w.table.open_connections(SERVER, vec![(idle, true)]);
+    w.wait(120_000);
+    assert!(findings(&w).is_empty());
+}
+
+#[test]
+fn an_engine_that_works_unseen_is_blindness_also_without_a_connection() {
+    let mut w = World::new(Sees::Prefill);
+    engine(&mut w, Some(Role::Prefill), 1);
+    w.table.open_connections(SERVER, Vec::new());
+    let busy = |n| EngineGauges { running: Some(2), progress: Some(n), ..gauges(0) };
+    answers(&mut w, 90, busy);
+    let f = only(&w);
+    assert_eq!((f.class, f.confidence), (Class::NothingReadable, Confidence::Likely));
+    assert!(says(&f, "no open connection"), "{:?}", f.evidence);
+    w.table.mptcp_met(3);
+    w.wait(10_000);
+    assert!(says(&only(&w), "3 mptcp"), "{:?}", only(&w).evidence);
+}
+
+#[test]
+fn any_numbers_are_taken() {
+    let mut w = World::new(Sees::Prefill);
+    engine(&mut w, Some(Role::Prefill), 2);
+    let odd = EngineGauges {
+        inflight: Some(u64::MAX),
+        inflight_by_dp: vec![(0, u64::MAX), (0, u64::MAX), (9, u64::MAX)],
+        bootstrap: Some(u64::MAX),
+        version: Some("x".repeat(64)),
+        ..gauges(0)
+    };
+    answers(&mut w, 90, |n| if n % 2 == 0 { odd.clone() } else { gauges(0) });
+    let connection = w.end(&decode(0), &prefill(0), Direction::Received);
+    for why in Unreadable::ALL {
+        let at = w.mono();
+        w.input(&Input::Unreadable { at, connection, why });
+    }
+}
