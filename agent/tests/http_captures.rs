@@ -9,7 +9,7 @@ use std::path::Path;
 use http_support::brief;
 use roomtrace::event::{Direction, TcpState, What};
 use roomtrace::http::event::{Answered, Event, Said};
-use roomtrace::http::{Counters, Decoder, Ending};
+use roomtrace::http::{Counters, Decoder, Ending, Stretch};
 use roomtrace::replay::Replay;
 use roomtrace::stream::{Call, Held, Lane};
 
@@ -51,7 +51,9 @@ fn connections(capture: &str) -> Vec<Vec<Event>> {
                         Call { at: event.at, end: bytes.end, len: bytes.len, body: bytes.body, fin: false };
                     let lane = usize::from(bytes.direction == Direction::Received);
                     lanes[lane].push(&call, &mut held, &mut |piece| {
-                        decoder.feed(bytes.direction, piece.into(), &mut counters, &mut sink);
+                        for stretch in Stretch::of(piece) {
+                            decoder.feed(bytes.direction, stretch, &mut counters, &mut sink);
+                        }
                     });
                 }
                 _ => {}
