@@ -173,6 +173,20 @@ impl Control {
         &self.shared.http
     }
 
+    /// Connections let go, by reason; each counts once.
+    pub fn unread(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
+        let Shared { counters, http, .. } = &self.shared;
+        let zmtp = counters.unsupported().map(|(dialect, n)| (dialect.label(), n));
+        let is_not_http = |why: web::Unread| why == web::Unread::NotHttp;
+        let not_http: u64 = http.unread().filter(|(why, _)| is_not_http(*why)).map(|(_, n)| n).sum();
+        let http = http.unread().filter(move |(why, _)| !is_not_http(*why)).map(|(why, n)| (why.label(), n));
+        zmtp.chain(http).chain([
+            ("other_socket_type", counters.other_socket_types),
+            ("neither", counters.not_zmtp.saturating_add(not_http)),
+            ("unrecognised", counters.unrecognised),
+        ])
+    }
+
     /// Shapes of unknown messages with how often each was seen (64 of them; more are only counted).
     pub fn unknown_shapes(&self) -> impl Iterator<Item = (&Shape, u64)> {
         self.shared.shapes.iter()

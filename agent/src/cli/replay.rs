@@ -7,7 +7,6 @@ use std::time::Duration;
 use anyhow::{Context as _, anyhow};
 
 use super::{End, Failure, Outcome, ReplayArgs, explain, print, room_config};
-use crate::control::Limits;
 use crate::event::{Mono, SECOND};
 use crate::export::clock::Clock;
 use crate::export::record::Maker;
@@ -83,7 +82,7 @@ pub(super) fn replay(args: &ReplayArgs) -> Outcome {
     let runtime = super::runtime()?;
     let exports = runtime.block_on(Exports::start(options, identity.clone())).map_err(Failure::usage)?;
     let mut player = Player {
-        pipeline: Pipeline::new(Limits::default(), room_config(&config)),
+        pipeline: Pipeline::new(super::limits(&config), room_config(&config)),
         exports,
         clock: Clock::of_replay(),
         now: None,

@@ -8,6 +8,7 @@ const ALLOWED: &[(&str, &str)] = &[
         "a list of at most 8 names of 1 to 15 bytes (the kernel keeps no more of a process name)",
     ),
     ("capture.ports", "a list of at most 64 port numbers from 1 to 65535"),
+    ("capture.requests", "true or false"),
     ("rooms.floor", "a duration of at least 1s and not above rooms.ceiling (1m unless set), such as 10s"),
     ("rooms.ceiling", "a duration that is not below rooms.floor, such as 1m"),
     ("rooms.factor", "a whole number from 1 to 1000"),
