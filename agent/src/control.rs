@@ -4,24 +4,29 @@
 //! counts what it turns away ([`Counters`]).
 
 mod counters;
+mod ends;
 mod flow;
 mod saved;
+mod socket;
+mod web;
 
 use std::collections::VecDeque;
 
 use counters::Shapes;
 pub use counters::{ConnectionState, Counters, Dropped, Loss, Shape};
-use flow::{Findings, History, Out, Unread};
+use flow::{Findings, Out, Unread};
 use saved::Returning;
 pub use saved::{SavedControl, SavedSocket};
+use socket::{Socket, Stream, Unacknowledged};
+use web::{Heard, Look, Web};
 
 use crate::event::{
-    Addresses, Body, Bytes, Direction, Found, Mono, NotCaptured, SECOND, Sequence, SocketEvent, SocketId,
-    StateChange, Task, TcpState, What,
+    Body, Bytes, Direction, Found, Mono, NotCaptured, Sequence, SocketEvent, SocketId, Stand, StateChange,
+    TcpState, Trouble, What,
 };
-use crate::rooms::model::{Connection, Input};
+use crate::rooms::model::{Connection, Input, Unreadable};
 use crate::stream::{Call, Held, Lane, Piece, Table};
-use crate::zmtp::{Confidence, Decoder, SocketType};
+use crate::zmtp::{Confidence, Decoder, SocketType, Unsupported};
 
 /// Bounds of everything that grows with traffic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,13 +35,15 @@ pub struct Limits {
     pub sockets: usize,
     /// Bytes of calls held back in all, waiting for an earlier call of the same stream.
     pub held_bytes: usize,
-    /// Bytes of unfinished messages kept in all.
+    /// Bytes of unfinished messages, heads and bodies kept in all.
     pub partial_bytes: usize,
+    /// Whether HTTP is read: requests at engines' ports and at bootstrap servers. Otherwise it is foreign.
+    pub requests: bool,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { sockets: 65_536, held_bytes: 4 << 20, partial_bytes: 16 << 20 }
+        Self { sockets: 65_536, held_bytes: 4 << 20, partial_bytes: 16 << 20, requests: true }
     }
 }
 
@@ -51,191 +58,19 @@ pub enum Judgement {
     Foreign,
 }
 
+/// A connection of whose first so many calls not one byte could be had is named as one that cannot be read.
+const BLIND_CALLS: u32 = 8;
 /// A connection joined in its middle that shows no known message is foreign after so many calls …
 const DOUBT_CALLS: u32 = 256;
 /// … or so many bytes. A rank's connection shows one at its first call that begins at a message.
 const DOUBT_BYTES: u64 = 256 << 10;
 
-/// A stream found with nothing under way that stands still for so long has no message begun: the pieces of one
-/// follow each other within microseconds.
-const IDLE: u64 = SECOND / 20;
-
 /// Judgements kept until they are fetched.
 const JUDGEMENTS: usize = 65_536;
-
-/// Messages sent and not yet acknowledged by the peer's kernel.
-#[derive(Clone, Copy, Debug, Default)]
-struct Unacknowledged {
-    /// Nothing to tell before `una` reaches this; `None`: nothing outstanding.
-    next: Option<u32>,
-    /// End of the last message sent.
-    last: u32,
-}
-
-impl Unacknowledged {
-    fn sent(&mut self, first: u32, last: u32) {
-        self.next.get_or_insert(first);
-        self.last = last;
-    }
-
-    /// Whether `una` is past a message, given that nothing behind `written` was ever sent.
-    fn passes(&mut self, una: u32, written: u32) -> bool {
-        let Some(next) = self.next else { return false };
-        // A FIN may count one. What lies further ahead is no acknowledgement but an unset field.
-        if behind(una, written.wrapping_add(1)) || behind(next, una) {
-            return false;
-        }
-        self.next = if behind(self.last, una) { Some(una.wrapping_add(1)) } else { None };
-        true
-    }
-}
 
 /// Whether sequence number `a` lies behind (later than) `b`.
 const fn behind(a: u32, b: u32) -> bool {
     a.wrapping_sub(b).cast_signed() > 0
-}
-
-#[derive(Debug)]
-struct Stream {
-    lane: Lane,
-    decoder: Decoder,
-    history: History,
-    /// The side that sends here has said its last, so a FIN may count one.
-    fin: bool,
-    /// Where it stood and when, if it was found with nothing under way.
-    idle: Option<(u32, Mono)>,
-    /// Where it stood when it was found.
-    stood: Option<u32>,
-}
-
-impl Stream {
-    const fn joined() -> Self {
-        Self {
-            lane: Lane::new(),
-            decoder: Decoder::joined(),
-            history: History::at_start(false),
-            fin: false,
-            idle: None,
-            stood: None,
-        }
-    }
-
-    /// Before its first call: libzmq sends whole messages, and a rest of one would not have waited.
-    fn meet(&mut self, at: Mono, start: u32) {
-        let idle = self.idle.take();
-        if self.lane.next().is_none_or(|next| next == start)
-            && idle.is_some_and(|(stood, found)| stood == start && at.since(found) >= IDLE)
-        {
-            self.decoder.expect_message();
-        }
-    }
-
-    fn begin(&mut self, base: Option<u32>) {
-        if self.lane.next().is_none() {
-            self.decoder = Decoder::at_start();
-            self.history = History::at_start(base.is_some());
-            if let Some(base) = base {
-                self.lane.begin(base);
-            }
-        }
-    }
-}
-
-/// One socket.
-#[derive(Debug)]
-struct Socket {
-    addresses: Addresses,
-    netns: u32,
-    task: Option<Task>,
-    preexisting: bool,
-    /// First bytes of one of its streams are missing.
-    beginning_gone: bool,
-    /// Since when it is watched.
-    since: Mono,
-    /// Not read any more, as this.
-    given_up: Option<ConnectionState>,
-    judged: Option<Judgement>,
-    /// As which the gauge counts it.
-    counted: Option<ConnectionState>,
-    sent: Stream,
-    received: Stream,
-    unacknowledged: Unacknowledged,
-    doubt_calls: u32,
-    doubt_bytes: u64,
-    /// In the list of sockets with calls held back.
-    waiting: bool,
-    /// Closed, with these last sequence numbers.
-    closed: Option<Sequence>,
-}
-
-impl Socket {
-    fn joined(event: &SocketEvent<'_>) -> Self {
-        Self {
-            addresses: event.addresses,
-            netns: event.netns,
-            task: None,
-            preexisting: true,
-            beginning_gone: false,
-            since: event.at,
-            given_up: None,
-            judged: None,
-            counted: None,
-            sent: Stream::joined(),
-            received: Stream::joined(),
-            unacknowledged: Unacknowledged::default(),
-            doubt_calls: 0,
-            doubt_bytes: 0,
-            waiting: false,
-            closed: None,
-        }
-    }
-
-    const fn connection(&self, socket: SocketId) -> Connection {
-        Connection {
-            socket,
-            addresses: self.addresses,
-            netns: self.netns,
-            task: self.task,
-            preexisting: self.preexisting,
-            since: self.since,
-        }
-    }
-
-    const fn stream(&mut self, direction: Direction) -> &mut Stream {
-        match direction {
-            Direction::Sent => &mut self.sent,
-            Direction::Received => &mut self.received,
-        }
-    }
-
-    fn held(&self) -> usize {
-        self.sent.decoder.held() + self.received.decoder.held()
-    }
-
-    /// Open, and not one call on it was reported: it says nothing, or its source does not ship what it says, as it
-    /// is no greeting. Should something come after all, it is joined there.
-    fn is_speechless(&self) -> bool {
-        self.doubt_calls == 0 && self.state() == Some(ConnectionState::Pending)
-    }
-
-    fn state(&self) -> Option<ConnectionState> {
-        if self.closed.is_some() {
-            return None;
-        }
-        if self.given_up.is_some() {
-            return self.given_up;
-        }
-        let is = |c| self.sent.decoder.confidence() == c || self.received.decoder.confidence() == c;
-        Some(if is(Confidence::Lost) {
-            ConnectionState::Lost
-        } else if is(Confidence::Acquired) {
-            ConnectionState::Acquired
-        } else if is(Confidence::Known) {
-            ConnectionState::Known
-        } else {
-            ConnectionState::Pending
-        })
-    }
 }
 
 /// What the handling of one socket shares with that of all others.
@@ -247,6 +82,7 @@ struct Shared {
     partial: usize,
     judgements: VecDeque<(SocketId, Judgement)>,
     counters: Counters,
+    http: crate::http::Counters,
     shapes: Shapes,
 }
 
@@ -273,6 +109,7 @@ impl Control {
                 partial: 0,
                 judgements: VecDeque::new(),
                 counters: Counters::default(),
+                http: crate::http::Counters::default(),
                 shapes: Shapes::default(),
             },
             returning: None,
@@ -286,7 +123,8 @@ impl Control {
             What::Bytes(bytes) => self.bytes(event, &bytes, sink),
             What::State(change) => self.state(event, change, sink),
             What::Found(found) => self.found(event, &found, sink),
-            What::Trouble(_) | What::Stand(_) => {}
+            What::Trouble(trouble) => self.trouble(event, trouble, sink),
+            What::Stand(stand) => self.stand(event, &stand, sink),
         }
     }
 
@@ -328,6 +166,25 @@ impl Control {
     /// Counts so far.
     pub const fn counters(&self) -> &Counters {
         &self.shared.counters
+    }
+
+    /// Counts of what was read as HTTP.
+    pub const fn http_counters(&self) -> &crate::http::Counters {
+        &self.shared.http
+    }
+
+    /// Connections let go, by reason; each counts once.
+    pub fn unread(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
+        let Shared { counters, http, .. } = &self.shared;
+        let zmtp = counters.unsupported().map(|(dialect, n)| (dialect.label(), n));
+        let is_not_http = |why: web::Unread| why == web::Unread::NotHttp;
+        let not_http: u64 = http.unread().filter(|(why, _)| is_not_http(*why)).map(|(_, n)| n).sum();
+        let http = http.unread().filter(move |(why, _)| !is_not_http(*why)).map(|(why, n)| (why.label(), n));
+        zmtp.chain(http).chain([
+            ("other_socket_type", counters.other_socket_types),
+            ("neither", counters.not_zmtp.saturating_add(not_http)),
+            ("unrecognised", counters.unrecognised),
+        ])
     }
 
     /// Shapes of unknown messages with how often each was seen (64 of them; more are only counted).
@@ -379,15 +236,21 @@ impl Control {
         }
         // What drains the stream up to the peer's last byte may have taken its FIN as well.
         let drained = bytes.direction == Direction::Received && bytes.end == bytes.rcv_nxt;
+        shared.before_request(event, socket, bytes, sink);
+        let mutes = socket.requests().is_some_and(|requests| requests != bytes.direction);
         let stream = socket.stream(bytes.direction);
         stream.meet(event.at, bytes.end.wrapping_sub(bytes.len));
-        let fin = stream.fin || drained;
+        let fin = if mutes { stream.fin && drained } else { stream.fin || drained };
         let call = Call { at: event.at, end: bytes.end, len: bytes.len, body: bytes.body, fin };
         shared.run(event.socket, socket, bytes.direction, event.at, sink, |lane, held, take| {
+            if mutes {
+                return lane.push_on(&call, held, take);
+            }
             lane.expire(event.at, held, take);
             lane.push(&call, held, take);
         });
-        shared.doubt(event.socket, socket, bytes);
+        shared.after_fin(event, socket, sink);
+        shared.doubt(event.at, event.socket, socket, bytes, sink);
         shared.acknowledge(event, socket, bytes.snd_una, sink);
         if !socket.waiting && socket.stream(bytes.direction).lane.is_waiting() {
             socket.waiting = true;
@@ -429,6 +292,7 @@ impl Control {
         if let Some(sequence) = sequence {
             self.shared.acknowledge(event, socket, sequence.una, sink);
         }
+        self.shared.end_requests(event, socket, change, sink);
         if change.new == TcpState::Close && socket.closed.is_none() {
             socket.closed = Some(change.sequence);
             self.sockets.close(event.socket, event.at);
@@ -439,6 +303,30 @@ impl Control {
         let Some(socket) = self.sockets.get_mut(event.socket, event.at) else { return };
         self.shared.recount(socket);
         self.shared.pass_on(event, socket, change, sink);
+    }
+
+    /// TCP had trouble with a socket.
+    fn trouble(&mut self, event: &SocketEvent<'_>, trouble: Trouble, sink: &mut impl FnMut(Input<'_>)) {
+        let Some(socket) = self.sockets.get_mut(event.socket, event.at) else { return };
+        if socket.given_up.is_some() {
+            return;
+        }
+        if let Trouble::Retransmitted { una, .. } = trouble {
+            self.shared.acknowledge(event, socket, una, sink);
+        }
+        self.shared.counters.inputs += 1;
+        sink(Input::Trouble { at: event.at, connection: socket.connection(event.socket), trouble });
+    }
+
+    /// Somebody asked where a socket stands.
+    fn stand(&mut self, event: &SocketEvent<'_>, stand: &Stand, sink: &mut impl FnMut(Input<'_>)) {
+        let Some(socket) = self.sockets.get_mut(event.socket, event.at) else { return };
+        if socket.given_up.is_some() {
+            return;
+        }
+        self.shared.acknowledge(event, socket, stand.sequence.una, sink);
+        self.shared.counters.inputs += 1;
+        sink(Input::Stand { at: event.at, socket: event.socket, stand: *stand });
     }
 
     fn found(&mut self, event: &SocketEvent<'_>, found: &Found, sink: &mut impl FnMut(Input<'_>)) {
@@ -487,6 +375,43 @@ const fn received_fin(state: TcpState) -> bool {
     matches!(state, CloseWait | Closing | TimeWait | LastAck | Close)
 }
 
+/// Why a connection in this dialect cannot be read.
+const fn unreadable(dialect: Unsupported) -> Unreadable {
+    match dialect {
+        Unsupported::Zmtp1 | Unsupported::Zmtp2 => Unreadable::ZmtpVersion,
+        Unsupported::Plain | Unsupported::Curve | Unsupported::OtherMechanism => Unreadable::ZmtpMechanism,
+    }
+}
+
+/// Whether the way a call was made keeps its bytes from being seen.
+const fn hides(body: Body<'_>) -> bool {
+    use NotCaptured::{Budget, Fault, Flags, KernelThread, OtherDescriptor, Syscall, Vectors};
+    matches!(body, Body::Absent(Budget | Fault | Flags | KernelThread | OtherDescriptor | Syscall | Vectors))
+}
+
+/// The HTTP half of a connection that begins, or goes on, like HTTP with this piece of one of its streams.
+fn begin_web(
+    decoder: &mut Decoder,
+    other: &mut Decoder,
+    direction: Direction,
+    piece: &Piece<'_>,
+) -> Option<Web> {
+    let (Piece::Bytes { bytes, .. } | Piece::Ends { head: bytes, .. }) = piece else { return None };
+    let pending = |d: &Decoder| d.confidence() == Confidence::Pending && !d.is_dead();
+    let greeting = |d: &Decoder| d.in_greeting() && !d.is_untouched();
+    if !pending(decoder) || !pending(other) || greeting(decoder) || greeting(other) {
+        return None;
+    }
+    let web = if decoder.is_untouched() && other.is_untouched() {
+        Web::at_start(direction, Look::at_start(bytes)?)
+    } else {
+        Web::joined(direction, Look::in_middle(bytes)?)
+    };
+    decoder.kill();
+    other.kill();
+    Some(web)
+}
+
 impl Shared {
     /// Lets one lane of a socket do something and follows the pieces that come out of it.
     fn run(
@@ -500,8 +425,13 @@ impl Shared {
     ) {
         let connection = socket.connection(id);
         let findings = Findings { beginning_gone: socket.beginning_gone, ..Findings::default() };
-        let Stream { lane, decoder, history, .. } = socket.stream(direction);
-        let others = self.partial.saturating_sub(decoder.held());
+        let others = self.partial.saturating_sub(socket.held());
+        let may_be_http = self.limits.requests && socket.judged.is_none() && socket.given_up.is_none();
+        let Socket { sent, received, web, .. } = &mut *socket;
+        let (Stream { lane, decoder, history, .. }, other) = match direction {
+            Direction::Sent => (sent, received),
+            Direction::Received => (received, sent),
+        };
         let mut out = Out {
             connection,
             direction,
@@ -511,32 +441,67 @@ impl Shared {
             sink,
             findings,
         };
-        act(lane, &mut self.held, &mut |piece| flow::take(decoder, &mut out, now, piece));
-        if others + decoder.held() > self.limits.partial_bytes && decoder.is_unfinished() {
-            decoder.lose();
-            out.broken();
-            out.not_understood(now, Dropped::Memory, decoder.take_unsynced());
+        let http = &mut self.http;
+        let mut heard = Heard::default();
+        act(lane, &mut self.held, &mut |piece| {
+            if web.is_none() && may_be_http {
+                *web = begin_web(decoder, &mut other.decoder, direction, &piece).map(Box::new);
+                if let Some(web) = web {
+                    // It may not be muted yet.
+                    heard.judged |= web.is_joined();
+                    out.not_zmtp(now, &piece);
+                }
+            }
+            let Some(web) = web else { return flow::take(decoder, &mut out, now, piece) };
+            let mut out = web::Out { connection, counters: out.counters, http, sink: out.sink };
+            heard.add(web.take(direction, now, piece, &mut out));
+        });
+        let held = |decoder: &Decoder, web: &Option<Box<Web>>| {
+            decoder.held() + other.decoder.held() + web.as_ref().map_or(0, |web| web.held())
+        };
+        if others + held(decoder, web) > self.limits.partial_bytes {
+            if decoder.is_unfinished() {
+                decoder.lose();
+                out.broken();
+                out.not_understood(now, Dropped::Memory, decoder.take_unsynced());
+            } else if let Some(web) = web.as_mut().filter(|web| web.is_unfinished()) {
+                out.counters.http_memory += 1;
+                web.lose_sight(
+                    now,
+                    &mut web::Out { connection, counters: out.counters, http, sink: out.sink },
+                );
+            }
         }
-        self.partial = others + decoder.held();
+        self.partial = others + held(decoder, web);
         let findings = out.findings;
         if direction == Direction::Sent
             && let Some((first, last)) = findings.ends
         {
             socket.unacknowledged.sent(first, last);
         }
-        self.conclude(id, socket, &findings);
+        self.conclude(now, id, socket, &findings, sink);
+        self.conclude_web(now, id, socket, heard, sink);
     }
 
     /// Draws from a stretch what it says of the connection.
-    fn conclude(&mut self, id: SocketId, socket: &mut Socket, findings: &Findings) {
+    fn conclude(
+        &mut self,
+        at: Mono,
+        id: SocketId,
+        socket: &mut Socket,
+        findings: &Findings,
+        sink: &mut impl FnMut(Input<'_>),
+    ) {
         socket.beginning_gone |= findings.beginning_gone;
         socket.preexisting &= !findings.greeted;
         socket.preexisting |= socket.beginning_gone;
         if let Some(Unread::Unsupported(dialect)) = findings.unread {
             self.counters.count_unsupported(dialect);
+            self.unreadable(at, id, socket, unreadable(dialect), sink);
             self.give_up(id, socket, ConnectionState::Unsupported);
         } else if let Some(Unread::NotZmtp) = findings.unread {
             self.counters.not_zmtp += 1;
+            self.neither(at, id, socket, sink);
             self.give_up(id, socket, ConnectionState::Foreign);
         } else if findings.ready == Some(SocketType::Other) {
             self.counters.other_socket_types += 1;
@@ -547,9 +512,61 @@ impl Shared {
         self.recount(socket);
     }
 
+    /// The same for what was read as HTTP.
+    fn conclude_web(
+        &mut self,
+        at: Mono,
+        id: SocketId,
+        socket: &mut Socket,
+        heard: Heard,
+        sink: &mut impl FnMut(Input<'_>),
+    ) {
+        if let Some(why) = heard.unread {
+            match why {
+                web::Unread::Tls => self.unreadable(at, id, socket, Unreadable::Tls, sink),
+                web::Unread::Http2 => self.unreadable(at, id, socket, Unreadable::Http2, sink),
+                web::Unread::NotHttp => self.neither(at, id, socket, sink),
+                // That one peer speaks badly, or goes on with something else, hides no engine.
+                _ => {}
+            }
+            self.give_up(id, socket, ConnectionState::Foreign);
+        } else if heard.judged {
+            self.judge(id, socket, Judgement::Http);
+        } else {
+            return;
+        }
+        self.recount(socket);
+    }
+
+    /// Neither ZMTP nor HTTP. Where HTTP is not looked for, that is not known.
+    fn neither(&mut self, at: Mono, id: SocketId, socket: &mut Socket, sink: &mut impl FnMut(Input<'_>)) {
+        if self.limits.requests {
+            let unseen = socket.doubt_calls > 0 && !socket.heard;
+            let why = if unseen { Unreadable::Calls } else { Unreadable::Other };
+            self.unreadable(at, id, socket, why, sink);
+        }
+    }
+
+    /// Tells the rooms once of each connection that it cannot be read.
+    fn unreadable(
+        &mut self,
+        at: Mono,
+        id: SocketId,
+        socket: &mut Socket,
+        why: Unreadable,
+        sink: &mut impl FnMut(Input<'_>),
+    ) {
+        if !std::mem::replace(&mut socket.named, true) {
+            self.counters.inputs += 1;
+            self.counters.count_unreadable(why);
+            sink(Input::Unreadable { at, connection: socket.connection(id), why });
+        }
+    }
+
     fn give_up(&mut self, id: SocketId, socket: &mut Socket, as_what: ConnectionState) {
         self.partial = self.partial.saturating_sub(socket.held());
         socket.given_up = Some(as_what);
+        socket.web = None;
         for stream in [&mut socket.sent, &mut socket.received] {
             stream.decoder.kill();
             stream.lane.discard(&mut self.held);
@@ -571,19 +588,31 @@ impl Shared {
 
     /// Gives up a connection joined in its middle that shows nothing known for long, or as long as its source ships
     /// bytes of what is not judged.
-    fn doubt(&mut self, id: SocketId, socket: &mut Socket, bytes: &Bytes<'_>) {
+    fn doubt(
+        &mut self,
+        at: Mono,
+        id: SocketId,
+        socket: &mut Socket,
+        bytes: &Bytes<'_>,
+        sink: &mut impl FnMut(Input<'_>),
+    ) {
         if socket.given_up.is_some() || socket.state() != Some(ConnectionState::Pending) {
             return;
         }
         socket.doubt_calls = socket.doubt_calls.saturating_add(1);
+        socket.heard |= !hides(bytes.body);
         // A large body of what may be a message is no reason for doubt.
         let unfinished = socket.sent.decoder.is_unfinished() || socket.received.decoder.is_unfinished();
         if !unfinished {
             socket.doubt_bytes = socket.doubt_bytes.saturating_add(u64::from(bytes.len));
         }
+        if socket.doubt_calls >= BLIND_CALLS && !socket.heard {
+            self.neither(at, id, socket, sink);
+        }
         let spent = matches!(bytes.body, Body::Absent(NotCaptured::Budget)) && !unfinished;
         if spent || socket.doubt_calls > DOUBT_CALLS || socket.doubt_bytes > DOUBT_BYTES {
             self.counters.unrecognised += 1;
+            self.neither(at, id, socket, sink);
             self.give_up(id, socket, ConnectionState::Foreign);
             self.recount(socket);
         }
@@ -621,6 +650,7 @@ impl Shared {
         for (direction, end) in ends {
             self.run(id, socket, direction, now, sink, |lane, held, take| lane.finish(end, held, take));
         }
+        self.with_web(id, socket, sink, |web, out| web.lose_sight(now, out));
         self.partial = self.partial.saturating_sub(socket.held());
         self.counters.move_connection(socket.counted.take(), None);
     }

@@ -86,6 +86,27 @@ fn a_password_is_not_shown_and_must_be_put_back() {
 }
 
 #[test]
+fn one_switch_turns_requests_off() {
+    let key = file(b"capture: {requests: false}\n");
+    let key = ["--config", key.path().to_str().unwrap()];
+    for (args, variable, on) in [
+        (&[][..], None, true),
+        (&["--no-requests"], None, false),
+        (&[], Some("1"), false),
+        (&[], Some("0"), true),
+        (&key, None, false),
+    ] {
+        let mut show = Command::new(env!("CARGO_BIN_EXE_roomtrace"));
+        show.args(["config", "show"]).args(args).env_remove("ROOMTRACE_NO_REQUESTS");
+        if let Some(value) = variable {
+            show.env("ROOMTRACE_NO_REQUESTS", value);
+        }
+        let text = String::from_utf8(show.output().unwrap().stdout).unwrap();
+        assert!(text.contains(&format!("requests: {on}\n")), "{args:?} {variable:?}: {text}");
+    }
+}
+
+#[test]
 fn what_is_no_capture_is_named() {
     let cases: [(&[u8], &str); 3] = [
         (b"", "empty"),

@@ -372,8 +372,8 @@ fn what_is_not_http_is_named() {
         (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", Unread::Http2),
         (b"\0\0\0\0", Unread::NotHttp),
         (b"GET / HTTP/3.0\r\n\r\n", Unread::Malformed),
-        (b"GET /\r\n\r\n", Unread::Malformed),
-        (b"a very long method that is none at all", Unread::Malformed),
+        (b"GET /\r\n\r\n", Unread::NotHttp),
+        (b"a very long method that is none at all", Unread::NotHttp),
     ] {
         let (events, _) = run(&[ask(bytes), ask("\r\n\r\n")]);
         assert_eq!(events, [Event::Unread(why)], "{bytes:?}");

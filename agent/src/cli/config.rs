@@ -112,11 +112,18 @@ pub struct Capture {
     pub engine_comms: Vec<String>,
     /// Ports to watch besides what is learned, local or remote.
     pub ports: Vec<u16>,
+    /// Whether requests at HTTP ports of engines and bootstrap servers are read.
+    pub requests: bool,
 }
 
 impl Default for Capture {
     fn default() -> Self {
-        Self { hook: Hook::Auto, engine_comms: vec!["sglang::".to_owned()], ports: Vec::new() }
+        Self {
+            hook: Hook::Auto,
+            engine_comms: vec!["sglang::".to_owned()],
+            ports: Vec::new(),
+            requests: true,
+        }
     }
 }
 

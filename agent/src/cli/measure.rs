@@ -23,6 +23,7 @@ pub(super) fn snapshot(at: Mono, pipeline: &Pipeline, capture: &Capture, host_na
     let mut out = MetricsSnapshot { at, ..MetricsSnapshot::default() };
     rooms(&mut out, pipeline, host_name);
     control(&mut out, pipeline);
+    requests(&mut out, pipeline);
     processes(&mut out, pipeline);
     kernel(&mut out, capture);
     out
@@ -109,6 +110,22 @@ fn control(out: &mut MetricsSnapshot, pipeline: &Pipeline) {
         ("rooms", "registers", away.registers),
         ("rooms", "acknowledgements", away.acknowledgements),
         ("rooms", "orphans", away.orphans),
+    ]);
+}
+
+fn requests(out: &mut MetricsSnapshot, pipeline: &Pipeline) {
+    let control = pipeline.control();
+    out.connections_unread.extend(control.unread());
+    let (counters, http) = (control.counters(), control.http_counters());
+    out.requests.extend(counters.requests());
+    out.request_room_not_seen.extend(http.not_seen().map(|(why, n)| (why.label(), n)));
+    out.request_room_ignored.extend(http.ignored().map(|(why, n)| (why.label(), n)));
+    out.capture_lost.extend(http.lost().map(|(why, n)| ("http", why.label(), n)));
+    out.capture_lost.extend([
+        ("http", "hole", counters.request_holes.count),
+        ("http", "memory", counters.http_memory),
+        ("http", "rooms_over_limit", http.rooms_over_limit),
+        ("http", "rids", http.rids_dropped),
     ]);
 }
 
@@ -210,13 +227,32 @@ pub(super) fn control_status(pipeline: &Pipeline) -> Value {
         .unknown_shapes()
         .map(|(shape, n)| json!({"frames": shape.frames, "lengths": shape.lengths.as_slice(), "count": n}))
         .collect();
-    let unsupported: serde_json::Map<String, Value> =
-        counters.unsupported().map(|(dialect, n)| (dialect.label().to_owned(), json!(n))).collect();
+    let unread: serde_json::Map<String, Value> =
+        pipeline.control().unread().map(|(why, n)| (why.to_owned(), json!(n))).collect();
     json!({
-        "not_zmtp": counters.not_zmtp, "unsupported": unsupported, "other_socket_types": counters.other_socket_types,
-        "unrecognised": counters.unrecognised, "speechless": counters.speechless,
+        "unread": unread, "speechless": counters.speechless,
         "events": counters.events, "inputs": counters.inputs, "extra_frames": counters.extra_frames,
         "connections": connections, "dropped": dropped, "unknown_shapes": unknown,
+    })
+}
+
+/// The part of `/status` on requests.
+pub(super) fn request_status(pipeline: &Pipeline) -> Value {
+    type Counts = serde_json::Map<String, Value>;
+    let (counters, http) = (pipeline.control().counters(), pipeline.control().http_counters());
+    let requests: Counts = counters.requests().map(|(route, n)| (route.to_owned(), json!(n))).collect();
+    let not_seen: Counts = http.not_seen().map(|(why, n)| (why.label().to_owned(), json!(n))).collect();
+    let ignored: Counts = http.ignored().map(|(why, n)| (why.label().to_owned(), json!(n))).collect();
+    let lost: Counts = http.lost().map(|(why, n)| (why.label().to_owned(), json!(n))).collect();
+    let unreadable: Counts =
+        counters.unreadable().map(|(why, n)| (why.label().to_owned(), json!(n))).collect();
+    json!({
+        "requests": requests, "answers": http.answers, "answers_unasked": http.answers_unasked,
+        "ends_concluded": http.ends_concluded, "rooms": http.rooms, "rooms_over_limit": http.rooms_over_limit,
+        "rids_dropped": http.rids_dropped, "room_not_seen": not_seen, "room_ignored": ignored,
+        "position_lost": lost, "lost_bytes": http.lost_bytes, "memory": counters.http_memory,
+        "holes": {"count": counters.request_holes.count, "bytes": counters.request_holes.bytes},
+        "unreadable": unreadable,
     })
 }
 

@@ -111,6 +111,9 @@ struct Overrides {
     /// No room is overdue before this (for example `10s`).
     #[arg(long, env = "ROOMTRACE_FLOOR", value_name = "DURATION", value_parser = config::duration::parse)]
     floor: Option<Duration>,
+    /// Do not read requests at HTTP ports: HTTP is foreign then, and rooms are known by control messages alone.
+    #[arg(long, env = "ROOMTRACE_NO_REQUESTS", value_parser = clap::builder::FalseyValueParser::new())]
+    no_requests: bool,
 }
 
 #[derive(Args)]
@@ -246,6 +249,7 @@ impl Overrides {
             config.rooms.floor = floor;
             config.rooms.ceiling = config.rooms.ceiling.max(floor);
         }
+        config.capture.requests &= !self.no_requests;
     }
 
     fn resolve(&self) -> Result<Config, Failure> {
@@ -357,6 +361,11 @@ fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
         .enable_all()
         .build()
         .map_err(|e| Failure::cannot_observe(anyhow::Error::new(e).context("cannot start the I/O threads")))
+}
+
+/// What of the traffic is read, and bounds.
+fn limits(config: &Config) -> crate::control::Limits {
+    crate::control::Limits { requests: config.capture.requests, ..crate::control::Limits::default() }
 }
 
 /// The room table's settings.

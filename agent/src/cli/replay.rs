@@ -10,7 +10,6 @@ use anyhow::{Context as _, anyhow};
 use serde_json::Value;
 
 use super::{End, Failure, Outcome, ReplayArgs, explain, print, recording, room_config};
-use crate::control::Limits;
 use crate::event::{Mono, SECOND};
 use crate::export::clock::Clock;
 use crate::export::query::PAGE_MAX;
@@ -197,7 +196,7 @@ pub(super) fn replay(args: &ReplayArgs) -> Outcome {
     let runtime = super::runtime()?;
     let exports = runtime.block_on(Exports::start(options, identity.clone())).map_err(Failure::usage)?;
     let mut player = Player {
-        pipeline: Pipeline::new(Limits::default(), room_config(&config)),
+        pipeline: Pipeline::new(super::limits(&config), room_config(&config)),
         exports,
         clock: source.clock(),
         now: None,

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::config::Config;
 use super::engines::Engines;
 use super::{End, Failure, Outcome, measure, recording, room_config};
-use crate::control::{Judgement, Limits};
+use crate::control::Judgement;
 use crate::event::{Mono, SECOND};
 use crate::export::clock::{Bracket, Clock};
 use crate::export::metrics::MetricsSnapshot;
@@ -79,6 +79,7 @@ pub(super) fn run(config: &Config) -> Outcome {
         clock,
         identity,
         started: now(),
+        requests: config.capture.requests,
         unreadable: Vec::new(),
     };
     tracing::info!(
@@ -117,6 +118,8 @@ struct Agent {
     clock: Clock,
     identity: Identity,
     started: Mono,
+    /// Requests at HTTP ports are read.
+    requests: bool,
     /// Connections on which nothing could be read, by what they speak, when it was last looked at.
     unreadable: Vec<(&'static str, u64)>,
 }
@@ -198,9 +201,11 @@ impl Agent {
 
     /// Says it once a second at most when connections appear on which nothing can be read.
     fn warn_of_unreadable(&mut self) {
-        let counters = self.pipeline.control().counters();
-        let mut now: Vec<(&str, u64)> = counters.unsupported().map(|(d, n)| (d.label(), n)).collect();
-        now.push(("not_zmtp", counters.not_zmtp));
+        // What is not on an engine's own port (`unrecognised`), or speaks HTTP badly, hides nothing.
+        const TOLD: [&str; 8] =
+            ["zmtp1", "zmtp2", "plain", "curve", "other_mechanism", "tls", "http2", "neither"];
+        let unread = self.pipeline.control().unread();
+        let now: Vec<(&str, u64)> = unread.filter(|(why, _)| TOLD.contains(why)).collect();
         for ((dialect, n), (_, before)) in now.iter().zip(&self.unreadable).filter(|((_, n), (_, b))| n > b) {
             tracing::warn!(
                 dialect,
@@ -284,12 +289,13 @@ impl Agent {
             "uptime_s": now().since(self.started) / SECOND,
             "capture": measure::status(&self.capture),
             "control": measure::control_status(&self.pipeline),
+            "requests": measure::request_status(&self.pipeline),
             "rooms": measure::room_status(&self.pipeline),
             "engines": self.engines.status(&self.pipeline),
             "state": self.keeper.as_ref().map(|k| measure::state_status(&k.path, &k.counters)),
             "sources": {
                 "frames": "kernel hooks on socket calls",
-                "requests": null, "scheduler_spans": null, "gpu": null,
+                "requests": self.requests.then_some("kernel hooks on socket calls"), "scheduler_spans": null, "gpu": null,
             },
         })
     }
@@ -347,7 +353,7 @@ impl Keeper {
 /// The pipeline: where the agent before left one, it goes on from there, and what became of its connections meanwhile
 /// is known when this returns.
 fn take_up(config: &Config, capture: &mut Capture, keeper: Option<&Keeper>) -> Pipeline {
-    let limits = Limits::default();
+    let limits = super::limits(config);
     let rooms = room_config(config);
     let left = keeper.and_then(|k| Some((k, k.store.as_ref()?.load(now())?)));
     let Some((keeper, (saved, survivors))) = left else { return Pipeline::new(limits, rooms) };
@@ -388,6 +394,7 @@ fn capture_config(config: &Config) -> CaptureConfig {
         },
         engine_comms: config.capture.engine_comms.clone(),
         ports: config.capture.ports.clone(),
+        requests: config.capture.requests,
         ..CaptureConfig::default()
     }
 }

@@ -6,6 +6,8 @@ use arrayvec::ArrayVec;
 use hashbrown::HashMap;
 
 use crate::event::{Direction, NotCaptured};
+use crate::http::event::Route;
+use crate::rooms::model::Unreadable;
 use crate::sglang::Unknown;
 use crate::sglang::message::{Backend, Kind};
 use crate::zmtp::{Multipart, Unsupported};
@@ -87,12 +89,27 @@ pub enum ConnectionState {
     Foreign,
     /// A ZMTP dialect that is not read.
     Unsupported,
+    /// HTTP.
+    Http,
+    /// Looks like HTTP, and no request has been seen yet.
+    HttpPending,
+    /// HTTP; where its next request begins is not known.
+    HttpLost,
 }
 
 impl ConnectionState {
     /// Every state.
-    pub const ALL: [Self; 6] =
-        [Self::Pending, Self::Known, Self::Acquired, Self::Lost, Self::Foreign, Self::Unsupported];
+    pub const ALL: [Self; 9] = [
+        Self::Pending,
+        Self::Known,
+        Self::Acquired,
+        Self::Lost,
+        Self::Foreign,
+        Self::Unsupported,
+        Self::Http,
+        Self::HttpPending,
+        Self::HttpLost,
+    ];
 
     /// Label value.
     pub const fn label(self) -> &'static str {
@@ -103,6 +120,9 @@ impl ConnectionState {
             Self::Lost => "lost",
             Self::Foreign => "foreign",
             Self::Unsupported => "unsupported",
+            Self::Http => "http",
+            Self::HttpPending => "http_pending",
+            Self::HttpLost => "http_lost",
         }
     }
 }
@@ -127,6 +147,10 @@ pub struct Counters {
     pub speechless: u64,
     /// Idle sockets that made room in a full table.
     pub evicted: u64,
+    /// HTTP connections that were joined anew because unfinished heads and bodies had grown too large together.
+    pub http_memory: u64,
+    /// Bytes of requests that no call brought.
+    pub request_holes: Loss,
     /// Judgements that nobody fetched in time.
     pub judgements_dropped: u64,
     messages: [[[u64; Kind::ALL.len()]; 4]; 2],
@@ -135,6 +159,8 @@ pub struct Counters {
     not_captured: [u64; NotCaptured::ALL.len()],
     dropped: [Loss; Dropped::ALL.len()],
     connections: [u64; ConnectionState::ALL.len()],
+    requests: [u64; Route::LABELS.len()],
+    unreadable: [u64; Unreadable::ALL.len()],
 }
 
 const DIRECTIONS: [Direction; 2] = [Direction::Sent, Direction::Received];
@@ -174,6 +200,16 @@ impl Counters {
         Dropped::ALL.into_iter().zip(self.dropped)
     }
 
+    /// Requests begun, by what they ask for.
+    pub fn requests(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
+        Route::LABELS.into_iter().zip(self.requests)
+    }
+
+    /// Connections that the rooms were told cannot be read, by cause. Each counts once.
+    pub fn unreadable(&self) -> impl Iterator<Item = (Unreadable, u64)> + '_ {
+        Unreadable::ALL.into_iter().zip(self.unreadable)
+    }
+
     /// Gauge: open connections by state. Those that are not read count until they have been quiet for a while:
     /// their close may not be told.
     pub fn connections(&self) -> impl Iterator<Item = (ConnectionState, u64)> + '_ {
@@ -201,6 +237,23 @@ impl Counters {
 
     pub(super) fn count_not_captured(&mut self, reason: NotCaptured) {
         if let Some(n) = self.not_captured.get_mut(reason as usize) {
+            *n += 1;
+        }
+    }
+
+    pub(super) fn count_request(&mut self, route: Route) {
+        if let Some(n) = self.requests.get_mut(route.index()) {
+            *n += 1;
+        }
+    }
+
+    pub(super) const fn count_request_hole(&mut self, bytes: u64) {
+        self.request_holes.count += 1;
+        self.request_holes.bytes = self.request_holes.bytes.saturating_add(bytes);
+    }
+
+    pub(super) fn count_unreadable(&mut self, why: Unreadable) {
+        if let Some(n) = self.unreadable.get_mut(why as usize) {
             *n += 1;
         }
     }

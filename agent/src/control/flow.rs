@@ -105,6 +105,20 @@ impl<F: FnMut(Input<'_>)> Out<'_, F> {
         }
     }
 
+    /// The connection is not ZMTP, as this piece of it shows.
+    pub(super) fn not_zmtp(&mut self, now: Mono, piece: &Piece<'_>) {
+        match piece {
+            Piece::Bytes { at, bytes, .. } => {
+                self.foreign(*at, 0, u64::try_from(bytes.len()).unwrap_or(u64::MAX));
+            }
+            Piece::Ends { at, len, .. } | Piece::Skip { at, len, .. } => {
+                self.foreign(*at, 0, u64::from(*len));
+            }
+            Piece::Hole { len, .. } => self.foreign(now, 0, *len),
+            Piece::Overlap { len } => self.foreign(now, 0, u64::from(*len)),
+        }
+    }
+
     fn foreign(&mut self, at: Mono, frames: u32, first_len: u64) {
         let (connection, direction) = (self.connection, self.direction);
         let frames = u16::try_from(frames).unwrap_or(u16::MAX);
@@ -173,6 +187,10 @@ pub(super) fn take<F: FnMut(Input<'_>)>(
 ) {
     match piece {
         Piece::Bytes { at, start, bytes } => take_bytes(decoder, out, at, start, bytes),
+        // Only HTTP comes so; a message in it is not whole.
+        Piece::Ends { at, start, len, .. } => {
+            take(decoder, out, now, Piece::Skip { at, start, len, reason: NotCaptured::Middle });
+        }
         Piece::Skip { at, start, len, reason } => {
             out.counters.count_not_captured(reason);
             // A ZMTP stream begins with 64 bytes of greeting and the peer waits for its answer.

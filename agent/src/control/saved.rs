@@ -2,15 +2,20 @@
 //!
 //! Pure. The kernel's sequence numbers decide: a stream that stands where it stood goes on in step; bytes that passed
 //! meanwhile are a hole like any other. A socket cookie names one socket for as long as the machine runs.
+//!
+//! Of an HTTP connection only the numbers of its open requests are written down, none of what they say: that they are out
+//! of sight is the first thing the rooms hear of them afterwards, and the connection is joined anew at its next request.
 
 use hashbrown::HashMap;
 use serde::{Deserialize, Serialize};
 
 use crate::control::flow::History;
-use crate::control::{Control, Dropped, Judgement, Limits, Shared, Socket, Stream, Unacknowledged, behind};
+use crate::control::{
+    ConnectionState, Control, Dropped, Judgement, Limits, Shared, Socket, Stream, Unacknowledged, Web, behind,
+};
 use crate::event::{Direction, Found, Mono, SocketEvent, SocketId, StateChange, TcpState};
 use crate::rooms::Survivors;
-use crate::rooms::model::{Connection, Input};
+use crate::rooms::model::{BootstrapStep, Connection, Input, RequestStep};
 use crate::stream::Lane;
 use crate::zmtp::{Confidence, Decoder};
 
@@ -41,6 +46,35 @@ pub struct SavedSocket {
     /// Ends of the first and the last message sent that the peer's kernel had not acknowledged.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     unacknowledged: Option<(u32, u32)>,
+    /// It carries requests.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    requests: Option<SavedRequests>,
+}
+
+/// Requests of an HTTP connection.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct SavedRequests {
+    /// This end serves them.
+    server: bool,
+    /// Number of the next one.
+    next: u64,
+    /// Numbers of those that are open, and whether a bootstrap server was asked.
+    open: Vec<(u64, bool)>,
+}
+
+impl SavedRequests {
+    /// Of a connection with a request under way: any other is joined anew as well as one that was never seen.
+    fn of(socket: &Socket) -> Option<Self> {
+        let web = socket.web.as_ref()?;
+        let (next, open) = web.open();
+        let open: Vec<_> = open.collect();
+        let server = web.requests() == Direction::Received;
+        (!open.is_empty()).then_some(Self { server, next, open })
+    }
+
+    const fn direction(&self) -> Direction {
+        if self.server { Direction::Received } else { Direction::Sent }
+    }
 }
 
 /// One direction of it.
@@ -94,11 +128,20 @@ impl SavedStream {
     }
 }
 
+/// What was written down of one socket.
+#[derive(Debug)]
+struct Left {
+    zmtp: bool,
+    sent: SavedStream,
+    received: SavedStream,
+    requests: Option<SavedRequests>,
+}
+
 /// What another agent left and what was met meanwhile, until all that is there has been found.
 #[derive(Debug)]
 pub(super) struct Returning {
     /// Sockets not found yet, with where their streams stood.
-    missing: HashMap<SocketId, (bool, SavedStream, SavedStream)>,
+    missing: HashMap<SocketId, Left>,
     /// Those that were.
     found: u64,
     /// When this agent began.
@@ -134,8 +177,11 @@ impl Control {
         let zmtp = |s: &Socket| s.judged == Some(Judgement::Zmtp);
         let silent = |s: &Stream| s.lane.next().is_none() && s.stood.is_some();
         let speak = self.sockets.iter().filter(|(_, s)| followed(s) && zmtp(s));
-        let are_silent = |s: &Socket| followed(s) && !zmtp(s) && silent(&s.sent) && silent(&s.received);
-        for (id, socket) in speak.chain(self.sockets.iter().filter(|(_, s)| are_silent(s))) {
+        let ask = self.sockets.iter().filter(|(_, s)| followed(s) && SavedRequests::of(s).is_some());
+        let are_silent =
+            |s: &Socket| followed(s) && !zmtp(s) && s.web.is_none() && silent(&s.sent) && silent(&s.received);
+        let are_silent = self.sockets.iter().filter(|(_, s)| are_silent(s));
+        for (id, socket) in speak.chain(ask).chain(are_silent) {
             if saved.sockets.len() >= MAX_SOCKETS {
                 saved.left_out += 1;
                 continue;
@@ -146,6 +192,7 @@ impl Control {
                 sent: SavedStream::of(&socket.sent),
                 received: SavedStream::of(&socket.received),
                 unacknowledged: socket.unacknowledged.next.map(|next| (next, socket.unacknowledged.last)),
+                requests: SavedRequests::of(socket),
             });
         }
         saved
@@ -156,7 +203,7 @@ impl Control {
     pub fn restore(limits: Limits, saved: SavedControl, survivors: &Survivors, now: Mono) -> Self {
         let mut control = Self::new(limits);
         let mut missing = HashMap::new();
-        for SavedSocket { mut connection, zmtp, sent, received, unacknowledged } in saved.sockets {
+        for SavedSocket { mut connection, zmtp, sent, received, unacknowledged, requests } in saved.sockets {
             let id = connection.socket;
             // Numbers of rooms that have closed are not written down: what begins now may be older.
             (connection.preexisting, connection.since) = (true, now);
@@ -165,10 +212,10 @@ impl Control {
                 unacknowledged: unacknowledged.map_or_else(Unacknowledged::default, |(next, last)| {
                     Unacknowledged { next: Some(next), last }
                 }),
-                ..Socket::resumed(&connection, sent.stream(), received.stream())
+                ..Socket::resumed(&connection, sent.stream(), received.stream(), requests.as_ref())
             };
             if control.sockets.insert(id, now, socket, &mut |_, _| {}).is_ok() {
-                missing.insert(id, (zmtp, sent, received));
+                missing.insert(id, Left { zmtp, sent, received, requests });
             }
         }
         control.returning = Some(Box::new(Returning { missing, found: 0, at: now, met: Vec::new() }));
@@ -188,7 +235,8 @@ impl Control {
         sink: &mut impl FnMut(Input<'_>),
     ) -> bool {
         let Some(returning) = self.returning.as_mut() else { return false };
-        let Some((zmtp, sent, received)) = returning.missing.remove(&event.socket) else { return false };
+        let Some(left) = returning.missing.remove(&event.socket) else { return false };
+        let Left { zmtp, sent, received, requests } = left;
         returning.found += 1;
         let Some(socket) = self.sockets.get_mut(event.socket, event.at) else { return false };
         socket.task = event.task.or(socket.task);
@@ -198,7 +246,7 @@ impl Control {
             (Direction::Received, received, sequence.copied, sequence.copied == sequence.rcv_nxt),
         ];
         let moved = sent.next != Some(sequence.write) || received.next != Some(sequence.copied);
-        if !zmtp && moved {
+        if !zmtp && requests.is_none() && moved {
             returning.meet(socket.connection(event.socket));
         }
         for (direction, stood, end, idle) in ends {
@@ -210,6 +258,9 @@ impl Control {
             stream.idle = idle.then_some((end, event.at));
         }
         self.shared.acknowledge(event, socket, sequence.una, sink);
+        if let Some(requests) = &requests {
+            self.shared.resume_requests(event.at, event.socket, socket, requests, sink);
+        }
         if zmtp {
             // The source does not know it any more.
             self.shared.judge(event.socket, socket, Judgement::Zmtp);
@@ -227,7 +278,14 @@ impl Control {
         let Some(returning) = self.returning.take() else { return Returned::default() };
         let Returning { missing, found, at, met } = *returning;
         let mut out = Returned { found, gone: 0, met };
-        for (id, (zmtp, ..)) in missing {
+        for (id, Left { zmtp, requests, .. }) in missing {
+            if let (Some(requests), Some(socket)) = (&requests, self.sockets.get_mut(id, at)) {
+                self.shared.resume_requests(now, id, socket, requests, sink);
+                if self.sockets.heard(id).is_some_and(|heard| heard > at) {
+                    out.found += 1;
+                    continue;
+                }
+            }
             if self.sockets.heard(id).is_some_and(|heard| heard > at) {
                 // It speaks, so it is there; what passed before it was heard is not known.
                 if let Some(socket) = self.sockets.get_mut(id, now) {
@@ -252,7 +310,17 @@ impl Control {
 }
 
 impl Socket {
-    fn resumed(connection: &Connection, sent: Stream, received: Stream) -> Self {
+    fn resumed(
+        connection: &Connection,
+        sent: Stream,
+        received: Stream,
+        requests: Option<&SavedRequests>,
+    ) -> Self {
+        let web = requests.map(|r| Box::new(Web::resumed(r.direction(), r.next)));
+        let [sent, received] = [sent, received].map(|stream| match &web {
+            Some(_) => Stream { stood: stream.stood, ..Stream::web() },
+            None => stream,
+        });
         Self {
             addresses: connection.addresses,
             netns: connection.netns,
@@ -265,9 +333,12 @@ impl Socket {
             counted: None,
             sent,
             received,
+            web,
             unacknowledged: Unacknowledged::default(),
             doubt_calls: 0,
             doubt_bytes: 0,
+            heard: false,
+            named: false,
             waiting: false,
             closed: None,
         }
@@ -304,6 +375,32 @@ impl Shared {
         self.run(event.socket, socket, direction, event.at, sink, |lane, held, take| {
             lane.finish(Some(end), held, take);
         });
+    }
+
+    /// Says that nothing is known of what became of requests; the next one is read again, if any is.
+    fn resume_requests(
+        &mut self,
+        at: Mono,
+        id: SocketId,
+        socket: &mut Socket,
+        requests: &SavedRequests,
+        sink: &mut impl FnMut(Input<'_>),
+    ) {
+        let (connection, server) = (socket.connection(id), requests.server);
+        for (n, bootstrap) in requests.open.iter().copied() {
+            self.counters.inputs += 1;
+            sink(if bootstrap {
+                Input::Bootstrap { at, connection, server, n, step: BootstrapStep::OutOfSight }
+            } else {
+                Input::Request { at, connection, server, n, step: RequestStep::OutOfSight }
+            });
+        }
+        if self.limits.requests {
+            self.judge(id, socket, Judgement::Http);
+        } else {
+            self.give_up(id, socket, ConnectionState::Foreign);
+        }
+        self.recount(socket);
     }
 
     /// Says that something passed of which nothing is known.

@@ -51,8 +51,16 @@ pub struct MetricsSnapshot {
     pub not_captured: Vec<(NotCaptured, u64)>,
     /// Engine processes seen, by role; `None`: role not known yet.
     pub engine_processes: Vec<(Option<Role>, u64)>,
-    /// Connections by state (`pending`, `zmtp`, `http`, `foreign`, `lost`).
+    /// Connections by state (label values of the control stage).
     pub connections: Vec<(&'static str, u64)>,
+    /// Requests begun, by what they ask for.
+    pub requests: Vec<(&'static str, u64)>,
+    /// Requests for work whose room was not seen, by reason.
+    pub request_room_not_seen: Vec<(&'static str, u64)>,
+    /// Requests for work whose room is none, by reason.
+    pub request_room_ignored: Vec<(&'static str, u64)>,
+    /// Connections let go, by reason.
+    pub connections_unread: Vec<(&'static str, u64)>,
     /// Run time of each kernel program, nanoseconds, extrapolated from a sample of its runs.
     pub bpf_run_nanos: Vec<(String, u64)>,
     /// Runs of each kernel program.
@@ -321,7 +329,7 @@ pub(super) static METRICS: &[Descriptor] = &[
         name: "roomtrace_not_captured_total",
         kind: Type::Counter,
         unit: "{call}",
-        help: "Calls on control connections of which only the length is known.",
+        help: "Calls on followed connections of which not all bytes are known; `middle`: left out on purpose.",
         labels: &["reason"],
         read: |s| s.list(|m| &m.not_captured, |(r, n)| (labels([("reason", r.label())]), count(*n))),
     },
@@ -345,6 +353,38 @@ pub(super) static METRICS: &[Descriptor] = &[
         help: "Connections of engines by what is known of them.",
         labels: &["state"],
         read: |s| s.list(|m| &m.connections, |(st, n)| (labels([("state", st)]), count(*n))),
+    },
+    Descriptor {
+        name: "roomtrace_connections_unread_total",
+        kind: Type::Counter,
+        unit: "{connection}",
+        help: "Connections that carry something that is not read, each counted once, by what that is.",
+        labels: &["reason"],
+        read: |s| s.list(|m| &m.connections_unread, |(r, n)| (labels([("reason", r)]), count(*n))),
+    },
+    Descriptor {
+        name: "roomtrace_requests_total",
+        kind: Type::Counter,
+        unit: "{request}",
+        help: "Requests seen at HTTP ports of engines and bootstrap servers, and sent by engines, by what they ask for.",
+        labels: &["route"],
+        read: |s| s.list(|m| &m.requests, |(r, n)| (labels([("route", r)]), count(*n))),
+    },
+    Descriptor {
+        name: "roomtrace_request_room_not_seen_total",
+        kind: Type::Counter,
+        unit: "{request}",
+        help: "Requests for work that may name a room in bytes that were not captured or cannot be read.",
+        labels: &["reason"],
+        read: |s| s.list(|m| &m.request_room_not_seen, |(r, n)| (labels([("reason", r)]), count(*n))),
+    },
+    Descriptor {
+        name: "roomtrace_request_room_ignored_total",
+        kind: Type::Counter,
+        unit: "{request}",
+        help: "Requests for work whose room is none: the engine's own warm-up and health checks.",
+        labels: &["reason"],
+        read: |s| s.list(|m| &m.request_room_ignored, |(r, n)| (labels([("reason", r)]), count(*n))),
     },
     Descriptor {
         name: "roomtrace_bpf_run_seconds_total",

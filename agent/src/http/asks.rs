@@ -32,6 +32,11 @@ impl Asks {
         self.stage
     }
 
+    /// Whether no request is under way.
+    pub(super) const fn is_between(&self) -> bool {
+        matches!(self.stage, Stage::Head) && self.head.is_empty()
+    }
+
     pub(super) fn held(&self) -> usize {
         self.head.held() + self.body.as_ref().map_or(0, |(_, body)| size_of::<Body>() + body.held())
     }

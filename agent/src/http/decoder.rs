@@ -28,15 +28,24 @@ pub enum Stretch<'a> {
     Disorder,
 }
 
-impl<'a> From<Piece<'a>> for Stretch<'a> {
-    /// A call whose head and tail are captured is three: bytes that open it, what is missing, bytes that do not.
-    fn from(piece: Piece<'a>) -> Self {
-        match piece {
+impl<'a> Stretch<'a> {
+    /// What a piece of a stream is, in order. A call of which the two ends are captured is three: bytes that open it, what
+    /// is missing, bytes that do not; else two of them are nothing.
+    pub fn of(piece: Piece<'a>) -> [Self; 3] {
+        const NOTHING: Stretch<'static> = Stretch::Missing(0);
+        let one = match piece {
             Piece::Bytes { bytes, .. } => Self::Bytes { bytes, opens: true },
+            Piece::Ends { len, head, tail, .. } => {
+                let here = u64::try_from(head.len().saturating_add(tail.len())).unwrap_or(u64::MAX);
+                let missing = u64::from(len).saturating_sub(here);
+                let tail = Self::Bytes { bytes: tail, opens: false };
+                return [Self::Bytes { bytes: head, opens: true }, Self::Missing(missing), tail];
+            }
             Piece::Skip { len, .. } => Self::Missing(len.into()),
             Piece::Hole { len, .. } => Self::Missing(len),
             Piece::Overlap { .. } => Self::Disorder,
-        }
+        };
+        [one, NOTHING, NOTHING]
     }
 }
 
@@ -174,6 +183,16 @@ impl Decoder {
     /// Requests whose answer's end is still to come.
     pub fn open(&self) -> usize {
         self.open.len()
+    }
+
+    /// Whether the next byte of the requests begins a request, as far as is known.
+    pub const fn awaits_request(&self) -> bool {
+        self.asks.is_between() || self.asks.stage().is_lost()
+    }
+
+    /// Whether the position in the stream of the requests is lost, or not yet known.
+    pub const fn is_lost(&self) -> bool {
+        self.asks.stage().is_lost()
     }
 
     /// Bytes held now: unfinished heads, the tail of a body, lists of rooms.

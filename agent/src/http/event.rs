@@ -229,6 +229,38 @@ pub enum Route {
 }
 
 impl Route {
+    /// Label value of every route, in the order of [`Self::index`]; all control calls have one.
+    pub const LABELS: [&'static str; 11] = [
+        "generate",
+        "completions",
+        "chat_completions",
+        "other_work",
+        "health",
+        "control",
+        "status",
+        "bootstrap_route",
+        "register_dp_rank",
+        "query_dp_ranks",
+        "other",
+    ];
+
+    /// Its place among [`Self::LABELS`].
+    pub const fn index(self) -> usize {
+        match self {
+            Self::Generate => 0,
+            Self::Completions => 1,
+            Self::ChatCompletions => 2,
+            Self::OtherWork => 3,
+            Self::Health => 4,
+            Self::Control(_) => 5,
+            Self::Status => 6,
+            Self::Route => 7,
+            Self::RegisterDpRank => 8,
+            Self::QueryDpRanks => 9,
+            Self::Other => 10,
+        }
+    }
+
     /// Whether its body may name rooms of a generation.
     pub const fn is_work(self) -> bool {
         matches!(self, Self::Generate | Self::Completions | Self::ChatCompletions | Self::OtherWork)

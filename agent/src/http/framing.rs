@@ -156,7 +156,14 @@ const fn is_token(b: u8) -> bool {
 /// Longest method that is taken for one; the longest registered one (IANA) has 17 bytes.
 const METHOD_MAX: usize = 24;
 
-/// Whether a request can begin like this: a method and a space.
+/// Whether the first line of a request, as far as it is here, can end as one: with a version.
+fn check_version(head: &[u8]) -> Result<(), Unread> {
+    let Some(end) = head.windows(2).position(|w| w == b"\r\n") else { return Ok(()) };
+    let version = head.get(..end).and_then(|line| line.rsplit(|b| *b == b' ').next());
+    if version.is_some_and(|v| v.starts_with(b"HTTP/")) { Ok(()) } else { Err(Unread::NotHttp) }
+}
+
+/// Whether a request can begin like this: a method and a space, and a version behind its target.
 pub(super) fn check_request(head: &[u8]) -> Result<(), Unread> {
     match head {
         // Handshake record, version 3.x (RFC 8446, section 5.1).
@@ -167,7 +174,7 @@ pub(super) fn check_request(head: &[u8]) -> Result<(), Unread> {
     let method = head.get(..METHOD_MAX).unwrap_or(head);
     let end = method.iter().position(|b| !is_token(*b));
     match end.and_then(|i| method.get(i)) {
-        Some(b' ') if end != Some(0) => Ok(()),
+        Some(b' ') if end != Some(0) => check_version(head),
         None if method.len() < METHOD_MAX => Ok(()),
         _ => Err(Unread::NotHttp),
     }

@@ -36,6 +36,19 @@ pub enum Piece<'a> {
         /// They.
         bytes: &'a [u8],
     },
+    /// A call of which the two ends are here; what lies between them is not.
+    Ends {
+        /// When the call was made.
+        at: Mono,
+        /// Sequence number of its first byte.
+        start: u32,
+        /// How many bytes it moved.
+        len: u32,
+        /// Its first bytes.
+        head: &'a [u8],
+        /// Its last bytes.
+        tail: &'a [u8],
+    },
     /// A call whose bytes are not here.
     Skip {
         /// When the call was made.
@@ -85,15 +98,52 @@ struct Waiting {
     at: Mono,
     start: u64,
     len: u32,
-    body: Result<Box<[u8]>, NotCaptured>,
+    body: Kept,
+}
+
+/// Bytes of a call that is held back.
+#[derive(Clone, Debug)]
+enum Kept {
+    Whole(Box<[u8]>),
+    /// Head and tail, and where the tail begins.
+    Ends(Box<[u8]>, usize),
+    Absent(NotCaptured),
+}
+
+impl Kept {
+    fn of(body: Body<'_>) -> Self {
+        match body {
+            Body::Whole(bytes) => Self::Whole(bytes.into()),
+            Body::Ends { head, tail } => Self::Ends([head, tail].concat().into(), head.len()),
+            Body::Absent(reason) => Self::Absent(reason),
+        }
+    }
+
+    fn body(&self) -> Body<'_> {
+        match self {
+            Self::Whole(bytes) => Body::Whole(bytes),
+            Self::Ends(bytes, at) => {
+                let (head, tail) = bytes.split_at_checked(*at).unwrap_or((bytes, &[]));
+                Body::Ends { head, tail }
+            }
+            Self::Absent(reason) => Body::Absent(*reason),
+        }
+    }
 }
 
 impl Waiting {
     /// What it costs of the common budget.
     fn cost(&self) -> usize {
-        size_of::<Self>() + self.body.as_ref().map_or(0, |b| b.len())
+        let bytes = match &self.body {
+            Kept::Whole(bytes) | Kept::Ends(bytes, _) => bytes.len(),
+            Kept::Absent(_) => 0,
+        };
+        size_of::<Self>() + bytes
     }
 }
+
+/// A stream is not muted for longer: a quarter of what sequence numbers can tell apart.
+const FARTHEST: u64 = 1 << 30;
 
 /// One direction of one connection. Positions are sequence numbers unwrapped to 64 bits.
 #[derive(Clone, Debug, Default)]
@@ -166,6 +216,37 @@ impl Lane {
         }
     }
 
+    /// Takes one call of a stream that its source mutes from time to time: what lies before it is missing at once, not
+    /// waited for. `fin` says here that `end` does count a FIN, unless the call begins where the stream stands.
+    pub fn push_on(&mut self, call: &Call<'_>, held: &mut Held, out: &mut dyn FnMut(Piece<'_>)) {
+        let start = call.end.wrapping_sub(call.len);
+        // The FIN was counted by the call that drained the stream.
+        let early = u32::from(call.fin && self.next() != Some(start));
+        self.pass_to(start.wrapping_sub(early), held, out);
+        self.push(&Call { end: call.end.wrapping_sub(early), fin: false, ..*call }, held, out);
+        while self.is_waiting() {
+            self.jump(held, out);
+        }
+    }
+
+    /// Everything up to sequence number `end` has passed; what of it no call brought is missing. Without effect where the
+    /// stream is further already, or farther away than anything that can have passed unseen.
+    pub fn pass_to(&mut self, end: u32, held: &mut Held, out: &mut dyn FnMut(Piece<'_>)) {
+        let Some(next) = self.next else { return };
+        let end = nearest(next, end);
+        if end <= next || end - next > FARTHEST {
+            return;
+        }
+        while self.waiting.first().is_some_and(|first| first.start <= end) {
+            self.jump(held, out);
+        }
+        let Some(next) = self.next else { return };
+        if end > next {
+            out(Piece::Hole { start: low(next), len: end - next });
+            self.next = Some(end);
+        }
+    }
+
     /// Gives up waiting for calls that are overdue at `now`.
     pub fn expire(&mut self, now: Mono, held: &mut Held, out: &mut dyn FnMut(Piece<'_>)) {
         while self.waiting.iter().any(|w| now.since(w.at) >= WINDOW) {
@@ -202,12 +283,7 @@ impl Lane {
     }
 
     fn hold(&mut self, start: u64, call: &Call<'_>, held: &mut Held, out: &mut dyn FnMut(Piece<'_>)) {
-        let body = match call.body {
-            Body::Whole(bytes) => Ok(bytes.into()),
-            Body::Ends { .. } => Err(NotCaptured::Middle),
-            Body::Absent(reason) => Err(reason),
-        };
-        let waiting = Waiting { at: call.at, start, len: call.len, body };
+        let waiting = Waiting { at: call.at, start, len: call.len, body: Kept::of(call.body) };
         held.used = held.used.saturating_add(waiting.cost());
         let place = self.waiting.partition_point(|w| w.start <= start);
         self.waiting.insert(place, waiting);
@@ -239,9 +315,7 @@ impl Lane {
             held.used = held.used.saturating_sub(first.cost());
             let end = first.start.saturating_add(u64::from(first.len));
             if first.start == next {
-                let body =
-                    first.body.as_ref().map_or_else(|reason| Body::Absent(*reason), |b| Body::Whole(b));
-                out(piece(first.at, first.start, first.len, body));
+                out(piece(first.at, first.start, first.len, first.body.body()));
             } else {
                 out(Piece::Overlap { len: first.len });
             }
@@ -256,7 +330,7 @@ impl Lane {
 fn piece(at: Mono, start: u64, len: u32, body: Body<'_>) -> Piece<'_> {
     match body {
         Body::Whole(bytes) => Piece::Bytes { at, start: low(start), bytes },
-        Body::Ends { .. } => Piece::Skip { at, start: low(start), len, reason: NotCaptured::Middle },
+        Body::Ends { head, tail } => Piece::Ends { at, start: low(start), len, head, tail },
         Body::Absent(reason) => Piece::Skip { at, start: low(start), len, reason },
     }
 }
@@ -274,7 +348,7 @@ fn nearest(position: u64, sequence: u32) -> u64 {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "tests")]
+#[allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 mod tests {
     use super::*;
 
@@ -288,6 +362,7 @@ mod tests {
             lane.push(call, held, &mut |piece| {
                 out.push(match piece {
                     Piece::Bytes { bytes, .. } => ('b', u64::try_from(bytes.len()).unwrap()),
+                    Piece::Ends { len, .. } => ('e', len.into()),
                     Piece::Skip { len, .. } => ('s', len.into()),
                     Piece::Hole { len, .. } => ('h', len),
                     Piece::Overlap { len } => ('o', len.into()),
@@ -320,6 +395,47 @@ mod tests {
         assert_eq!(out.len(), 21);
         assert!(!lane.is_waiting());
         assert_eq!(held.used(), 0);
+    }
+
+    #[test]
+    fn a_muted_stream_goes_on_at_once() {
+        let (mut lane, mut held) = (Lane::new(), Held::new(1000));
+        lane.begin(u32::MAX - 9);
+        let out = std::cell::RefCell::new(Vec::new());
+        let mut take = |piece: Piece<'_>| {
+            out.borrow_mut().push(match piece {
+                Piece::Hole { len, .. } => ('h', len),
+                Piece::Skip { len, .. } => ('s', u64::from(len)),
+                _ => ('?', 0),
+            });
+        };
+        lane.push_on(&absent(10, 10), &mut held, &mut take);
+        lane.pass_to(30, &mut held, &mut take);
+        lane.pass_to(20, &mut held, &mut take);
+        lane.pass_to(30 + (1 << 30) + 1, &mut held, &mut take);
+        lane.push_on(&absent(50, 20), &mut held, &mut take);
+        assert_eq!(out.take(), [('h', 10), ('s', 10), ('h', 20), ('s', 20)]);
+        // With a call that waits.
+        lane.push(&absent(80, 10), &mut held, &mut take);
+        lane.pass_to(90, &mut held, &mut take);
+        assert_eq!(out.take(), [('h', 20), ('s', 10), ('h', 10)]);
+        assert_eq!((lane.next(), held.used()), (Some(90), 0));
+    }
+
+    #[test]
+    fn the_ends_of_a_call_that_waits_are_kept() {
+        let (mut lane, mut held) = (Lane::new(), Held::new(1000));
+        lane.begin(0);
+        let body = Body::Ends { head: b"head", tail: b"tail" };
+        lane.push(&Call { body, ..absent(110, 100) }, &mut held, &mut |_| panic!("waits"));
+        let mut came = 0;
+        lane.push(&absent(10, 10), &mut held, &mut |piece| {
+            if let Piece::Ends { start, len, head, tail, .. } = piece {
+                assert_eq!((start, len, head, tail), (10, 100, &b"head"[..], &b"tail"[..]));
+                came += 1;
+            }
+        });
+        assert_eq!((came, held.used()), (1, 0));
     }
 
     #[test]

@@ -6,10 +6,16 @@ use roomtrace::event::{NotCaptured, SECOND, SocketId, TcpState};
 use super::rig::{ROOM, Rig, Told, metadata, shaken};
 use super::wire::{greeting, handshake, message, ready, status};
 
+const WITHOUT_REQUESTS: Limits =
+    Limits { sockets: 8, held_bytes: 4 << 20, partial_bytes: 16 << 20, requests: false };
+
 #[test]
-fn http_is_foreign_once_and_muted() {
+fn http_is_foreign_once_and_muted_where_requests_are_not_read() {
     for known in [true, false] {
-        let mut rig = if known { Rig::open() } else { Rig::new() };
+        let mut rig = Rig::with(WITHOUT_REQUESTS);
+        if known {
+            rig.establish();
+        }
         let request = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n";
         rig.receive(request);
         rig.receive(request);
@@ -79,7 +85,7 @@ fn malformed_bytes_cost_that_connection_only() {
 
 #[test]
 fn sockets_given_up_are_forgotten_without_their_close() {
-    let mut rig = Rig::with(Limits { sockets: 8, ..Limits::default() });
+    let mut rig = Rig::with(WITHOUT_REQUESTS);
     let request = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n";
     for (id, bytes) in [(1, &request[..]), (2, &greeting(b"CURVE")[..])] {
         rig.id = SocketId(id);
@@ -115,7 +121,7 @@ fn a_connection_that_shows_nothing_known_is_given_up() {
     }
     assert_eq!(rig.judged(), [Judgement::Foreign]);
     assert_eq!(rig.control.counters().unrecognised, 1);
-    assert_eq!(rig.told(), []);
+    assert_eq!(rig.told(), [Told::Other("other")]);
 }
 
 #[test]

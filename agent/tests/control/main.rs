@@ -7,5 +7,8 @@ mod losses;
 mod properties;
 mod rig;
 mod streams;
+mod web;
+mod web_ends;
+mod web_properties;
 #[path = "../support/wire.rs"]
 mod wire;

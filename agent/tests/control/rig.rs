@@ -23,11 +23,30 @@ pub(crate) fn addr(text: &str) -> SocketAddr {
 /// What the rooms were told, in short.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Told {
-    Status { room: u64, status: KvPoll, end: u32, preexisting: bool },
-    Metadata { room: u64, pages: u64, required: Option<u32>, aux: Option<u32>, dummy: Option<bool> },
+    Status {
+        room: u64,
+        status: KvPoll,
+        end: u32,
+        preexisting: bool,
+    },
+    Metadata {
+        room: u64,
+        pages: u64,
+        required: Option<u32>,
+        aux: Option<u32>,
+        dummy: Option<bool>,
+    },
     Other(&'static str),
-    Foreign { frames: u16, first_len: u32 },
-    Lossy { direction: Direction, bytes: u64 },
+    /// A step of a request or at a bootstrap server, as [`super::web`] writes it.
+    Web(String),
+    Foreign {
+        frames: u16,
+        first_len: u32,
+    },
+    Lossy {
+        direction: Direction,
+        bytes: u64,
+    },
     State(TcpState, TcpState),
     Acknowledged(u32),
 }
@@ -54,8 +73,8 @@ pub(crate) fn told(input: &Input<'_>) -> Told {
         Input::Lossy { direction, bytes, .. } => Told::Lossy { direction: *direction, bytes: *bytes },
         Input::State { change, .. } => Told::State(change.old, change.new),
         Input::Acknowledged { una, .. } => Told::Acknowledged(*una),
-        Input::Request { .. } => Told::Other("request"),
-        Input::Bootstrap { .. } => Told::Other("bootstrap"),
+        Input::Request { server, n, step, .. } => Told::Web(super::web::request(*server, *n, step)),
+        Input::Bootstrap { server, n, step, .. } => Told::Web(super::web::bootstrap(*server, *n, step)),
         Input::Unreadable { why, .. } => Told::Other(why.label()),
         Input::Task(_) => Told::Other("task"),
         Input::Trouble { .. } => Told::Other("trouble"),
@@ -75,6 +94,8 @@ pub(crate) struct Rig {
     pub(crate) sent: u32,
     pub(crate) received: u32,
     pub(crate) una: u32,
+    /// How far the kernel has received beyond what was read.
+    pub(crate) unread: u32,
 }
 
 impl Rig {
@@ -91,6 +112,7 @@ impl Rig {
             sent: 1_000,
             received: 5_000,
             una: 1_000,
+            unread: 1_000_000,
         }
     }
 
@@ -129,6 +151,11 @@ impl Rig {
         self.event(What::State(StateChange { old, new, error: 0, sequence }));
     }
 
+    pub(crate) fn close(&mut self, old: TcpState, error: u32) {
+        let sequence = self.sequence();
+        self.event(What::State(StateChange { old, new: TcpState::Close, error, sequence }));
+    }
+
     pub(crate) fn found(&mut self, base: Option<(u32, u32)>) {
         let sequence = self.sequence();
         self.event(What::Found(Found { state: TcpState::Established, sequence, base }));
@@ -136,7 +163,7 @@ impl Rig {
 
     /// Reports bytes that end at `end`.
     pub(crate) fn report(&mut self, direction: Direction, end: u32, len: usize, body: Body<'_>) {
-        let (snd_una, rcv_nxt) = (self.una, self.received.wrapping_add(1_000_000));
+        let (snd_una, rcv_nxt) = (self.una, self.received.wrapping_add(self.unread));
         let len = u32::try_from(len).unwrap();
         self.event(What::Bytes(Bytes { direction, end, len, body, snd_una, rcv_nxt }));
     }
@@ -144,6 +171,19 @@ impl Rig {
     pub(crate) fn send(&mut self, bytes: &[u8]) {
         self.sent = self.sent.wrapping_add(u32::try_from(bytes.len()).unwrap());
         self.report(Direction::Sent, self.sent, bytes.len(), Body::Whole(bytes));
+    }
+
+    /// Sends or receives bytes of which the source ships `head` and `tail` bytes.
+    pub(crate) fn move_ends(&mut self, direction: Direction, bytes: &[u8], head: usize, tail: usize) {
+        let place = if direction == Direction::Sent { &mut self.sent } else { &mut self.received };
+        *place = place.wrapping_add(u32::try_from(bytes.len()).unwrap());
+        let end = *place;
+        let body = if head + tail < bytes.len() {
+            Body::Ends { head: &bytes[..head], tail: &bytes[bytes.len() - tail..] }
+        } else {
+            Body::Whole(bytes)
+        };
+        self.report(direction, end, bytes.len(), body);
     }
 
     pub(crate) fn send_absent(&mut self, len: usize, why: NotCaptured) {

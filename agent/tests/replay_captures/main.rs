@@ -12,6 +12,7 @@ mod collect;
 mod damage;
 mod fixtures;
 mod formats;
+mod requests;
 mod talk;
 mod tcp;
 mod write;

@@ -8,6 +8,7 @@ const ALLOWED: &[(&str, &str)] = &[
         "a list of at most 8 names of 1 to 15 bytes (the kernel keeps no more of a process name)",
     ),
     ("capture.ports", "a list of at most 64 port numbers from 1 to 65535"),
+    ("capture.requests", "true or false"),
     ("engine.scrape", "true or false"),
     ("engine.interval", "a duration from 5s to 1m, such as 15s"),
     ("rooms.floor", "a duration of at least 1s and not above rooms.ceiling (1m unless set), such as 10s"),
