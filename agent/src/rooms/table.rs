@@ -18,6 +18,8 @@ use crate::rooms::model::{Away, Event, FindingEvent, Input, Outcome, Role, RoomS
 use crate::rooms::peers::{EndpointId, Peers};
 use crate::rooms::room::Room;
 use crate::rooms::slab::{Closed, Numbers, Slab, Tomb};
+use crate::rooms::tcp::Unread;
+use crate::rooms::threads::Threads;
 use crate::rooms::wheel::Wheel;
 use crate::sglang::message::{Backend, KvPoll, Releases};
 use crate::verdict::facts::Limits;
@@ -144,6 +146,10 @@ pub struct RoomTable {
     /// When a room was last turned away for lack of space.
     pub(crate) turned_away_at: Option<Mono>,
     pub(crate) scratch: Vec<Awaited>,
+    /// Ended threads of the engines' processes.
+    pub(crate) threads: Threads,
+    /// Sockets whose bytes nobody reads.
+    pub(crate) unread: Unread,
     /// Not fetched yet.
     pub(crate) finding_events: Vec<FindingEvent>,
     /// When nobody looked, where this table goes on where another left off.
@@ -170,6 +176,8 @@ impl RoomTable {
             tally: Tally::default(),
             turned_away_at: None,
             scratch: Vec::new(),
+            threads: Threads::default(),
+            unread: Unread::default(),
             finding_events: Vec::new(),
             away: None,
         }
@@ -183,9 +191,9 @@ impl RoomTable {
                 self.advance(*at, out);
                 self.message(*at, connection, *direction, *end, decoded, out);
             }
-            Input::Foreign { at, connection, direction, frames, .. } => {
+            Input::Foreign { at, connection, direction, frames, first_len } => {
                 self.advance(*at, out);
-                self.foreign(*at, connection, *direction, *frames);
+                self.foreign(*at, connection, *direction, (*frames, *first_len));
             }
             Input::Lossy { at, connection, direction, .. } => {
                 self.advance(*at, out);
@@ -251,6 +259,7 @@ impl RoomTable {
             self.assess(slot, self.now, out);
         }
         self.now = now;
+        self.review_threads(now);
     }
 
     /// Every incarnation of a room number that is still kept, oldest first.

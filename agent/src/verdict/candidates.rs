@@ -31,6 +31,7 @@ const IGNORED: Candidate = reading(Class::AbortIgnored, &["M6"], P, "prefill's r
 pub(crate) fn candidates(f: &Facts, j: &Judgement) -> Vec<Candidate> {
     let mut list = match j.class {
         Class::TransferNotConcluded
+        | Class::EngineStalled
         | Class::TransferWorkerSilent
         | Class::ReceiverSilent
         | Class::StatusLost

@@ -10,6 +10,7 @@ use crate::event::{Mono, SECOND};
 use crate::rooms::model::{Completeness, Phase, Role};
 use crate::sglang::message::{Backend, Kind, Release, Releases};
 use crate::verdict::facts::{AbortFact, Dummies, Facts, Sent};
+use crate::verdict::judge_threads;
 use crate::verdict::model::{Class, Confidence, EndsByItself};
 
 /// As many later rooms must have concluded before being passed says anything: schedulers reorder a few
@@ -17,10 +18,10 @@ use crate::verdict::model::{Class, Confidence, EndsByItself};
 pub(crate) const OVERTAKEN: u32 = 3;
 
 /// As many unanswered rooms must there be before a rank is called silent without another sign.
-const SILENT_RANK: u32 = 3;
+pub(crate) const SILENT_RANK: u32 = 3;
 
 /// The same for one session of a rank that answers others.
-const SILENT_SESSION: u32 = 2;
+pub(crate) const SILENT_SESSION: u32 = 2;
 
 /// After an ABORT decode holds its pages this long at most (`..._DEFERRED_DECODE_KV_RELEASE_TIMEOUT`, 30 s by
 /// default in 0.5.19–0.5.23), and a room whose ABORT had an entry to fail is over.
@@ -144,7 +145,7 @@ pub(crate) fn bootstrap_timer(f: &Facts, from: Mono) -> Option<EndsByItself> {
 }
 
 /// Decode's timer; it helps prefill only where ABORT exists (from 0.5.13), and only while it is not past.
-fn waiting_timer(f: &Facts) -> Option<EndsByItself> {
+pub(crate) fn waiting_timer(f: &Facts) -> Option<EndsByItself> {
     let from = f.metadata_at?;
     let at = from.plus(f.limits.waiting_timeout);
     let told = f.role == Role::Decode || at_least(f.releases, release(5, 13));
@@ -155,13 +156,14 @@ fn waiting_timer(f: &Facts) -> Option<EndsByItself> {
 
 /// Judges one view. `None`: nothing is overdue.
 pub(crate) fn judge(f: &Facts) -> Option<Judgement> {
-    if let Some(j) = proven(f) {
+    if let Some(j) = proven(f).or_else(|| judge_threads::proven(f)) {
         return Some(j);
     }
     if !f.overdue() && !still_waits(f) {
         return None;
     }
-    Some(not_a_pin(f).or_else(|| transport(f)).or_else(|| lost_peer(f)).unwrap_or_else(|| by_phase(f)))
+    let found = not_a_pin(f).or_else(|| judge_threads::seen(f));
+    Some(found.or_else(|| transport(f)).or_else(|| lost_peer(f)).unwrap_or_else(|| by_phase(f)))
 }
 
 /// Facts that need no timer.
@@ -170,7 +172,11 @@ fn proven(f: &Facts) -> Option<Judgement> {
         let j = Draft::new(Class::StatusLost, Confidence::Certain, Who::Prefill, Some(Kind::Status));
         return Some(j.act_on(Who::Decode).ends(waiting_timer(f)).since(at).done(f));
     }
-    if let (Sent::Lost { at, .. }, Phase::Transfer | Phase::Bootstrap) = (f.metadata_sent, f.phase) {
+    // Where prefill's process was seen to end, no address is stale: `lost_peer`.
+    let ended = f.prefill_lost.is_some_and(|l| l.exit.is_some());
+    if let (Sent::Lost { at, .. }, Phase::Transfer | Phase::Bootstrap, false) =
+        (f.metadata_sent, f.phase, ended)
+    {
         let j = Draft::new(Class::StaleEndpoint, Confidence::Certain, Who::Decode, Some(Kind::Metadata));
         return Some(j.ends(waiting_timer(f)).since(at).done(f));
     }
@@ -231,7 +237,7 @@ fn transport(f: &Facts) -> Option<Judgement> {
     if let Some((at, _)) = f.refused.filter(|(at, _)| *at >= f.opened_at) {
         return Some(lost.act_on(Who::Decode).ends(waiting_timer(f)).since(at).done(f));
     }
-    if let Sent::Waiting(_) = f.status_sent {
+    if let Sent::Waiting { .. } = f.status_sent {
         return Some(lost.act_on(Who::Decode).ends(waiting_timer(f)).done(f));
     }
     None
@@ -333,7 +339,7 @@ fn waiting(f: &Facts) -> Judgement {
 }
 
 /// A queue that drains in order: rooms asked for earlier still conclude, those asked for later do not.
-fn queued(f: &Facts) -> bool {
+pub(crate) fn queued(f: &Facts) -> bool {
     let lately = |at: Option<Mono>| at.is_some_and(|at| f.now.since(at) < f.limits.floor / 2);
     let o = &f.others;
     (lately(o.drained) && o.overtaken < OVERTAKEN)
@@ -341,7 +347,7 @@ fn queued(f: &Facts) -> bool {
 }
 
 /// Which silence it is (facts, "Reading a stuck room").
-fn separate(f: &Facts) -> Class {
+pub(crate) fn separate(f: &Facts) -> Class {
     let o = &f.others;
     if o.session_answers {
         return Class::TransferNotConcluded;
@@ -361,7 +367,7 @@ fn separate(f: &Facts) -> Class {
 }
 
 /// A judgement in the making.
-struct Draft {
+pub(crate) struct Draft {
     class: Class,
     confidence: Confidence,
     owes: Who,
@@ -369,30 +375,37 @@ struct Draft {
     expected: Option<Kind>,
     ends: Option<EndsByItself>,
     since: Option<Mono>,
+    group: Option<u64>,
 }
 
 impl Draft {
-    const fn new(class: Class, confidence: Confidence, owes: Who, expected: Option<Kind>) -> Self {
-        Self { class, confidence, owes, act_on: owes, expected, ends: None, since: None }
+    pub(crate) const fn new(class: Class, confidence: Confidence, owes: Who, expected: Option<Kind>) -> Self {
+        Self { class, confidence, owes, act_on: owes, expected, ends: None, since: None, group: None }
     }
 
-    const fn act_on(mut self, who: Who) -> Self {
+    pub(crate) const fn act_on(mut self, who: Who) -> Self {
         self.act_on = who;
         self
     }
 
-    const fn ends(mut self, ends: Option<EndsByItself>) -> Self {
+    pub(crate) const fn ends(mut self, ends: Option<EndsByItself>) -> Self {
         self.ends = ends;
         self
     }
 
     /// From when it holds, where a fact and not the clock says so.
-    const fn since(mut self, at: Mono) -> Self {
+    pub(crate) const fn since(mut self, at: Mono) -> Self {
         self.since = Some(at);
         self
     }
 
-    fn done(self, f: &Facts) -> Judgement {
+    /// Of a cause that has a name of its own.
+    pub(crate) const fn group(mut self, group: u64) -> Self {
+        self.group = Some(group);
+        self
+    }
+
+    pub(crate) fn done(self, f: &Facts) -> Judgement {
         let owes_at = f.party(self.owes).and_then(|p| p.endpoint);
         Judgement {
             role: f.role,
@@ -403,7 +416,7 @@ impl Draft {
             act_on: self.act_on,
             expected: self.expected,
             ends: self.ends,
-            group: group(f, self.class, owes_at),
+            group: self.group.unwrap_or_else(|| group(f, self.class, owes_at)),
             since: self.since.unwrap_or_else(|| f.since.plus(f.threshold)),
         }
     }

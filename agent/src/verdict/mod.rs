@@ -3,11 +3,13 @@
 //! Pure: no I/O, no clock (time is an argument), no unsafe code. [`facts`](self) are collected by the rooms,
 //! judged by rules (`judge`), and put into words only when someone reads them (`explain`).
 
-mod actions;
+pub(crate) mod actions;
 mod candidates;
 pub(crate) mod explain;
+pub(crate) mod explain_threads;
 pub(crate) mod facts;
 pub(crate) mod judge;
+pub(crate) mod judge_threads;
 pub mod known;
 pub mod model;
 
