@@ -13,7 +13,7 @@ use crate::rooms::room::{Delivery, Link, Progress, Room};
 use crate::rooms::table::{RoomTable, does_not_age};
 use crate::sglang::message::{KvPoll, Release};
 use crate::verdict::judge::{
-    ABORT_RELEASE, AbortEffect, HEARTBEAT, Judgement, abort_effect, bootstrap_applies, judge,
+    ABORT_RELEASE, AbortEffect, BOOTSTRAP_TIMER, HEARTBEAT, Judgement, abort_effect, bootstrap_applies, judge,
 };
 use crate::verdict::model::Class;
 
@@ -377,6 +377,11 @@ impl RoomTable {
             Class::AbortBeforeEntry => {
                 let from = room.abort.map_or(last_asked, |a| a.at);
                 room.judgement.as_ref().is_some_and(|j| j.ends.is_some()) && after(from, c.bootstrap_timeout)
+            }
+            // Prefill's scheduler lives and fails what it has not heard of again.
+            Class::ReceiverSilent => {
+                let ends = room.judgement.as_ref().and_then(|j| j.ends.as_ref());
+                ends.is_some_and(|e| e.timer == BOOTSTRAP_TIMER && after(e.at, 0))
             }
             Class::MetadataIncomplete => timer && after(last_asked, c.bootstrap_timeout),
             Class::MetadataMissing => {

@@ -33,7 +33,7 @@ pub(crate) struct Awaited {
 }
 
 /// Retransmissions of the first byte that is not acknowledged.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Again {
     /// When it was first sent again, as far as is known.
     pub(crate) since: Mono,
@@ -238,6 +238,13 @@ impl Connections {
     /// All of them.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Known> {
         self.slots.iter().flatten()
+    }
+
+    /// A process is gone.
+    pub(crate) fn disown(&mut self, tgid: u32) {
+        for k in self.slots.iter_mut().flatten() {
+            k.connection.task = k.connection.task.filter(|t| t.tgid != tgid);
+        }
     }
 
     /// Whether connections that carry messages may not be followed for lack of space.

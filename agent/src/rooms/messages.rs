@@ -115,7 +115,8 @@ impl RoomTable {
     fn target(&mut self, c: &Connection, direction: Direction) -> (ConnectionId, EndpointId) {
         let known = self.connections.find(c.socket);
         if let Some(k) = self.connections.get_mut(known) {
-            if k.connection.task.is_none() && c.task.is_some() {
+            // Sockets outlive the process that made them where it has handed them on.
+            if c.task.is_some_and(|t| k.connection.task.is_none_or(|old| old.tgid != t.tgid)) {
                 k.connection.task = c.task;
                 let owner = if direction == Direction::Sent { k.origin } else { k.target };
                 self.peers.owned(owner, c.task);

@@ -12,7 +12,7 @@ use hashbrown::HashMap;
 use serde::{Deserialize, Serialize};
 
 use crate::event::{Mono, SocketId, Task};
-use crate::rooms::connections::{Awaited, Carried};
+use crate::rooms::connections::{Again, Awaited, Carried};
 use crate::rooms::estimate::{Durations, SavedHistogram};
 use crate::rooms::model::{Away, Completeness, Connection, Event, Phase, Role};
 use crate::rooms::peers::{
@@ -145,6 +145,8 @@ struct SavedConnection {
     carried: Carried,
     generations: bool,
     una: Option<(u64, Mono)>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    again: Option<Again>,
     reference: Option<u64>,
     awaited: Vec<SavedAwaited>,
 }
@@ -376,6 +378,7 @@ impl Saver<'_> {
                 carried,
                 generations: k.generations,
                 una: k.una,
+                again: k.again,
                 reference: k.reference(),
                 awaited,
             });
@@ -627,7 +630,7 @@ impl RoomTable {
             Carried::Rank(rank) => Carried::Rank(names.endpoints.get(rank)),
             other => other,
         };
-        k.una = saved.una;
+        (k.una, k.again) = (saved.una, saved.again);
         k.resume(saved.reference, awaited);
         if origin != NONE {
             self.peers.opened(origin);

@@ -113,9 +113,9 @@ impl RoomTable {
                 self.acknowledged(at, connection.socket, una, out);
                 self.sent_again(at, connection.socket, 1);
             }
-            Trouble::ResetReceived => self.reset(at, connection.socket, out),
-            // What this end does to its own connection; its end is told as a change of state.
-            Trouble::ResetSent => {}
+            // The change of state that follows says what was acknowledged by then. What is known of it here may be older,
+            // and would have a message lost that arrived.
+            Trouble::ResetReceived | Trouble::ResetSent => {}
         }
     }
 
@@ -132,15 +132,6 @@ impl RoomTable {
             if self.rooms.current(slot, generation).is_some() {
                 self.wheel.set(slot, due, at);
             }
-        }
-    }
-
-    /// The peer's host says that there is no such connection: what it has not acknowledged it will never have.
-    fn reset(&mut self, at: Mono, socket: SocketId, out: &mut Vec<Event>) {
-        let known = self.connections.find(socket);
-        let Some(k) = self.connections.get_mut(known).filter(|k| k.una.is_some()) else { return };
-        for lost in k.unacknowledged() {
-            self.undelivered(at, lost, ECONNRESET, out);
         }
     }
 
@@ -187,9 +178,6 @@ impl RoomTable {
         known.and_then(|k| self.connections.get(k)).is_some_and(|k| k.again.is_some())
     }
 }
-
-/// Linux, `include/uapi/asm-generic/errno.h`.
-const ECONNRESET: u32 = 104;
 
 /// A socket is read within microseconds; one that is not for this long has nobody who reads it.
 const UNREAD_FOR: u64 = 3 * SECOND;

@@ -33,6 +33,8 @@ const MAX_SAVED: usize = 16;
 
 /// A thread that cannot bear what it has read ends this soon after it (seen: 21 ms, a Python traceback).
 const READER_DIES_WITHIN: u64 = SECOND;
+/// It takes about as long to end; an end that comes sooner is no less likely another's.
+const TRACEBACK: u64 = SECOND / 50;
 /// As long as this before and after it, other ends are counted: one among many says little.
 const AROUND: u64 = 60 * SECOND;
 /// A chance of one in this many that a thread ended just then for another reason is no proof any more.
@@ -159,12 +161,12 @@ impl RoomTable {
         let Some(e) = self.peers.get(id) else { return };
         let (Some(task), Some(foreign)) = (e.task, e.last_foreign) else { return };
         let gap = death.at.since(foreign.at);
-        if death.at < foreign.at || gap > READER_DIES_WITHIN || self.reader(id).is_some() {
+        if death.at <= foreign.at || gap > READER_DIES_WITHIN || self.reader(id).is_some() {
             return;
         }
         let before =
             self.threads.of(task.tgid).filter(|d| d.at < foreign.at && foreign.at.since(d.at) < AROUND);
-        let chance = (before.count() as u64).saturating_mul(gap) > AROUND / LONG_ODDS;
+        let chance = (before.count() as u64).saturating_mul(gap.max(TRACEBACK)) > AROUND / LONG_ODDS;
         let asked = e.prefill.as_deref().map_or(0, |p| p.answers.asked);
         let reader = DeadReader { tgid: task.tgid, death, foreign, asked, chance };
         if let Some(e) = self.peers.get_mut(id) {
@@ -339,6 +341,8 @@ impl RoomTable {
         if ids.is_empty() {
             return;
         }
+        // Whoever uses these from now on is another, whatever its number.
+        self.connections.disown(exit.tgid);
         let touches = |r: &Room| {
             let home = ids.contains(&r.home.0) || ids.contains(&r.home.1);
             home || r.links.iter().any(|l| ids.contains(&l.prefill) || ids.contains(&l.decode))

@@ -91,7 +91,7 @@ impl RoomTable {
     }
 
     /// A sent message that the peer's kernel never had.
-    pub(crate) fn undelivered(&mut self, at: Mono, a: Awaited, error: u32, out: &mut Vec<Event>) {
+    fn undelivered(&mut self, at: Mono, a: Awaited, error: u32, out: &mut Vec<Event>) {
         let Some(room) = self.rooms.current(a.slot, a.generation) else { return };
         if let Some(m) = room.marks.iter_mut().rev().find(|m| m.kind == a.kind && m.end == a.end) {
             m.acknowledged = Some(false);

@@ -4,6 +4,7 @@
 //! capitals are to be filled in.
 
 use crate::rooms::model::Role;
+use crate::sglang::message::Kind;
 use crate::verdict::explain::named;
 use crate::verdict::facts::Facts;
 use crate::verdict::judge::{Judgement, Who};
@@ -17,6 +18,9 @@ pub(crate) fn actions(f: &Facts, j: &Judgement) -> Vec<Action> {
     let mut list = vec![find_request(f)];
     match j.class {
         Class::StatusLost | Class::AwaitingPrefill | Class::PeerNotTold => list.push(abort(f, Role::Decode)),
+        Class::StaleEndpoint if j.expected == Some(Kind::Abort) => {
+            list.extend([abort(f, Role::Prefill), check_connects(f)]);
+        }
         Class::StaleEndpoint => list.extend([abort(f, Role::Decode), check_connects(f)]),
         Class::MetadataIncomplete | Class::MetadataMissing => {
             list.extend([abort(f, Role::Prefill), abort(f, Role::Decode)]);
@@ -24,12 +28,18 @@ pub(crate) fn actions(f: &Facts, j: &Judgement) -> Vec<Action> {
         Class::PeerLost => {
             list.push(abort(f, j.role));
         }
+        _ if j.owes == Who::Decode => list.push(abort(f, Role::Decode)),
         _ => list.push(abort(f, Role::Prefill)),
     }
-    if matches!(
-        j.class,
-        Class::TransferWorkerSilent | Class::ReceiverSilent | Class::RanksDisagree | Class::AbortBeforeEntry
-    ) {
+    if j.owes != Who::Decode
+        && matches!(
+            j.class,
+            Class::TransferWorkerSilent
+                | Class::ReceiverSilent
+                | Class::RanksDisagree
+                | Class::AbortBeforeEntry
+        )
+    {
         list.push(abort_all(f));
     }
     if matches!(j.class, Class::EngineStalled | Class::TransferWorkerSilent | Class::ReceiverSilent) {

@@ -73,7 +73,8 @@ impl Judgement {
 }
 
 /// Bootstrap timeout: prefill, from the making of the sender (`disaggregation/common/conn.py`).
-const BOOTSTRAP_TIMER: &str = "prefill's SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT, 300 s by default";
+pub(crate) const BOOTSTRAP_TIMER: &str =
+    "prefill's SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT, 300 s by default";
 /// Waiting timeout: decode, from METADATA; from 0.5.13 it sends ABORT when it expires.
 const WAITING_TIMER: &str = "decode's SGLANG_DISAGGREGATION_WAITING_TIMEOUT, 300 s by default";
 const HEARTBEAT_TIMER: &str =
@@ -432,7 +433,7 @@ fn group(f: &Facts, class: Class, owes_at: Option<SocketAddr>) -> u64 {
     let _ = write!(hash, "{}|", class.label());
     let _ = match class {
         // One rank, or one peer that went.
-        Class::ReceiverSilent | Class::RanksDisagree | Class::PeerLost => {
+        Class::ReceiverSilent | Class::EngineStalled | Class::RanksDisagree | Class::PeerLost => {
             write!(hash, "{}", endpoint(owes_at))
         }
         // One endpoint that cannot be reached.
