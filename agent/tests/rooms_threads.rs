@@ -346,6 +346,48 @@ fn one_room_of_a_session_may_only_be_long_until_three_have_overtaken_it() {
 }
 
 #[test]
+fn rooms_of_others_that_were_asked_before_only_show_a_queue() {
+    let mut w = world(Sees::Prefill);
+    w.register(&decode(1), &prefill(0));
+    w.healthy(1, &decode(0), &prefill(0), 20);
+    w.healthy(2, &decode(1), &prefill(0), 20);
+    // Ten rooms that take ten seconds each stand before two of the other session.
+    for n in 10..20 {
+        w.metadata(n, &decode(1), &prefill(0));
+    }
+    for n in 0..2 {
+        w.metadata(ROOM + n, &decode(0), &prefill(0));
+    }
+    thread(&mut w, &prefill(0), 24_000);
+    for n in 10..20 {
+        w.wait(10_000);
+        w.status(n, &prefill(0), &decode(1), KvPoll::Success);
+    }
+    w.never_paged(ROOM);
+    w.never_paged(ROOM + 1);
+}
+
+#[test]
+fn acknowledged_aborts_show_that_it_was_not_the_receive_loop() {
+    let mut w = world(Sees::Prefill);
+    w.healthy(1, &decode(0), &prefill(0), 20);
+    w.to(1000);
+    for n in 0..3 {
+        w.metadata(ROOM + n, &decode(0), &prefill(0));
+    }
+    thread(&mut w, &prefill(0), 24_000);
+    w.wait(1000);
+    w.abort(ROOM + 2, &decode(0), &prefill(0), Some(1));
+    w.ack(ROOM + 2, &prefill(0), &decode(0));
+    w.to(12_500);
+    let v = w.verdict(ROOM);
+    assert_eq!((v.class, v.confidence), (Class::TransferWorkerSilent, Confidence::Likely));
+    assert!(says(&v, "still acknowledges ABORTs"), "{:?}", v.evidence);
+    w.to(63_000);
+    assert_eq!(w.verdict(ROOM).confidence, Confidence::Certain);
+}
+
+#[test]
 fn an_answer_of_the_session_takes_it_back() {
     let mut w = worker(Sees::Prefill, 2, 5);
     w.to(12_500);

@@ -5,7 +5,7 @@
 use crate::event::SECOND;
 use crate::rooms::model::{Phase, Role};
 use crate::sglang::message::{Backend, Kind, Release};
-use crate::verdict::facts::{AgainFact, Facts, LostFact, Sent, UnreadFact, Was};
+use crate::verdict::facts::{AgainFact, Facts, LostFact, Sent, ThreadFact, UnreadFact, Was};
 use crate::verdict::judge::{
     Draft, Judgement, OVERTAKEN, SILENT_RANK, SILENT_SESSION, Who, bootstrap_applies, bootstrap_timer,
     queued, separate, waiting_timer,
@@ -102,15 +102,7 @@ fn dead_thread(f: &Facts) -> Option<Judgement> {
     let o = &f.others;
     let (class, confidence) = match t.was {
         Was::Reader(_) => (Class::ReceiverSilent, Confidence::Certain),
-        Was::Worker { answered } => {
-            let several = o.silent_in_session >= SILENT_SESSION;
-            let overtaken = o.overtaken_at_rank >= OVERTAKEN;
-            // An ABORT_ACK says that the rank reads, and nothing of its queue.
-            let long = f.now.since(t.at.max(f.since)) >= f.limits.ceiling;
-            let certain = disagree || overtaken || (several && (answered || long));
-            let confidence = if certain { Confidence::Certain } else { Confidence::Likely };
-            (Class::TransferWorkerSilent, confidence)
-        }
+        Was::Worker { .. } => (Class::TransferWorkerSilent, worker(f, t, disagree)?),
         Was::Unknown { asked_before } => {
             let class = if asked_before || disagree { Class::TransferWorkerSilent } else { separate(f) };
             // Of a room that came after it, and alone, it cannot be told whether it is just long.
@@ -123,6 +115,21 @@ fn dead_thread(f: &Facts) -> Option<Judgement> {
     let ends = if class == Class::ReceiverSilent { bootstrap_timer(f, from) } else { waiting_timer(f) };
     let j = Draft::new(class, confidence, Who::Prefill, Some(Kind::Status)).ends(ends).group(t.group);
     Some(j.done(f))
+}
+
+/// How sure it is that a session's worker is dead; `None`: its rooms may just stand in the queue.
+fn worker(f: &Facts, t: ThreadFact, disagree: bool) -> Option<Confidence> {
+    let o = &f.others;
+    let several = o.silent_in_session >= SILENT_SESSION;
+    let certain = match t.was {
+        _ if disagree => true,
+        // Rooms of other sessions that were asked for before this one say nothing: a queue drains in order.
+        Was::Worker { answered: true } if o.overtaken_at_rank == 0 => return None,
+        Was::Worker { answered: true } => several || o.overtaken_at_rank >= OVERTAKEN,
+        // An ABORT_ACK says that the rank reads, and nothing of its queue.
+        _ => several && f.now.since(t.at.max(f.since)) >= f.limits.ceiling,
+    };
+    Some(if certain { Confidence::Certain } else { Confidence::Likely })
 }
 
 /// Bytes lie in this host's kernel that their rank does not read.
