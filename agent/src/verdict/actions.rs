@@ -42,9 +42,6 @@ pub(crate) fn actions(f: &Facts, j: &Judgement) -> Vec<Action> {
     {
         list.push(abort_all(f));
     }
-    if matches!(j.class, Class::EngineStalled | Class::TransferWorkerSilent | Class::ReceiverSilent) {
-        list.extend(f.party(j.act_on).as_ref().and_then(look_at_threads));
-    }
     if let Some(party) = restart_target(f, j) {
         list.push(restart(&party));
     }
@@ -131,18 +128,6 @@ pub(crate) fn restart(party: &Party) -> Action {
         blast_radius: "every request of that engine; its peers notice by heartbeat".to_owned(),
         clears: true,
     }
-}
-
-/// Where every thread of a process of this host stands.
-fn look_at_threads(party: &Party) -> Option<Action> {
-    let task = party.task.filter(|_| party.local == Some(true))?;
-    Some(Action {
-        command: format!("py-spy dump --pid {}", task.tgid),
-        effect: "shows where each thread stands, and which of receive loop and transfer workers is missing"
-            .to_owned(),
-        blast_radius: "the process is held for some milliseconds".to_owned(),
-        clears: false,
-    })
 }
 
 fn check_connects(f: &Facts) -> Action {

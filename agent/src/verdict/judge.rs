@@ -18,10 +18,10 @@ use crate::verdict::model::{Class, Confidence, EndsByItself};
 pub(crate) const OVERTAKEN: u32 = 3;
 
 /// As many unanswered rooms must there be before a rank is called silent without another sign.
-pub(crate) const SILENT_RANK: u32 = 3;
+pub(super) const SILENT_RANK: u32 = 3;
 
 /// The same for one session of a rank that answers others.
-pub(crate) const SILENT_SESSION: u32 = 2;
+pub(super) const SILENT_SESSION: u32 = 2;
 
 /// After an ABORT decode holds its pages this long at most (`..._DEFERRED_DECODE_KV_RELEASE_TIMEOUT`, 30 s by
 /// default in 0.5.19–0.5.23), and a room whose ABORT had an entry to fail is over.
@@ -146,7 +146,7 @@ pub(crate) fn bootstrap_timer(f: &Facts, from: Mono) -> Option<EndsByItself> {
 }
 
 /// Decode's timer; it helps prefill only where ABORT exists (from 0.5.13), and only while it is not past.
-pub(crate) fn waiting_timer(f: &Facts) -> Option<EndsByItself> {
+pub(super) fn waiting_timer(f: &Facts) -> Option<EndsByItself> {
     let from = f.metadata_at?;
     let at = from.plus(f.limits.waiting_timeout);
     let told = f.role == Role::Decode || at_least(f.releases, release(5, 13));
@@ -340,7 +340,7 @@ fn waiting(f: &Facts) -> Judgement {
 }
 
 /// A queue that drains in order: rooms asked for earlier still conclude, those asked for later do not.
-pub(crate) fn queued(f: &Facts) -> bool {
+pub(super) fn queued(f: &Facts) -> bool {
     let lately = |at: Option<Mono>| at.is_some_and(|at| f.now.since(at) < f.limits.floor / 2);
     let o = &f.others;
     (lately(o.drained) && o.overtaken < OVERTAKEN)
@@ -348,7 +348,7 @@ pub(crate) fn queued(f: &Facts) -> bool {
 }
 
 /// Which silence it is (facts, "Reading a stuck room").
-pub(crate) fn separate(f: &Facts) -> Class {
+pub(super) fn separate(f: &Facts) -> Class {
     let o = &f.others;
     if o.session_answers {
         return Class::TransferNotConcluded;
@@ -368,7 +368,7 @@ pub(crate) fn separate(f: &Facts) -> Class {
 }
 
 /// A judgement in the making.
-pub(crate) struct Draft {
+pub(super) struct Draft {
     class: Class,
     confidence: Confidence,
     owes: Who,
@@ -380,33 +380,33 @@ pub(crate) struct Draft {
 }
 
 impl Draft {
-    pub(crate) const fn new(class: Class, confidence: Confidence, owes: Who, expected: Option<Kind>) -> Self {
+    pub(super) const fn new(class: Class, confidence: Confidence, owes: Who, expected: Option<Kind>) -> Self {
         Self { class, confidence, owes, act_on: owes, expected, ends: None, since: None, group: None }
     }
 
-    pub(crate) const fn act_on(mut self, who: Who) -> Self {
+    pub(super) const fn act_on(mut self, who: Who) -> Self {
         self.act_on = who;
         self
     }
 
-    pub(crate) const fn ends(mut self, ends: Option<EndsByItself>) -> Self {
+    pub(super) const fn ends(mut self, ends: Option<EndsByItself>) -> Self {
         self.ends = ends;
         self
     }
 
     /// From when it holds, where a fact and not the clock says so.
-    pub(crate) const fn since(mut self, at: Mono) -> Self {
+    pub(super) const fn since(mut self, at: Mono) -> Self {
         self.since = Some(at);
         self
     }
 
     /// Of a cause that has a name of its own.
-    pub(crate) const fn group(mut self, group: u64) -> Self {
+    pub(super) const fn group(mut self, group: u64) -> Self {
         self.group = Some(group);
         self
     }
 
-    pub(crate) fn done(self, f: &Facts) -> Judgement {
+    pub(super) fn done(self, f: &Facts) -> Judgement {
         let owes_at = f.party(self.owes).and_then(|p| p.endpoint);
         Judgement {
             role: f.role,
