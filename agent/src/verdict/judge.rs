@@ -157,14 +157,13 @@ pub(super) fn waiting_timer(f: &Facts) -> Option<EndsByItself> {
 
 /// Judges one view. `None`: nothing is overdue.
 pub(crate) fn judge(f: &Facts) -> Option<Judgement> {
-    if let Some(j) = proven(f).or_else(|| judge_threads::proven(f)) {
+    if let Some(j) = proven(f) {
         return Some(j);
     }
     if !f.overdue() && !still_waits(f) {
         return None;
     }
-    let found = not_a_pin(f).or_else(|| judge_threads::seen(f));
-    Some(found.or_else(|| transport(f)).or_else(|| lost_peer(f)).unwrap_or_else(|| by_phase(f)))
+    Some(not_a_pin(f).or_else(|| transport(f)).or_else(|| lost_peer(f)).unwrap_or_else(|| by_phase(f)))
 }
 
 /// Facts that need no timer.
@@ -181,7 +180,7 @@ fn proven(f: &Facts) -> Option<Judgement> {
         let j = Draft::new(Class::StaleEndpoint, Confidence::Certain, Who::Decode, Some(Kind::Metadata));
         return Some(j.ends(waiting_timer(f)).since(at).done(f));
     }
-    None
+    judge_threads::proven(f)
 }
 
 /// Overdue, but no pin.
@@ -229,8 +228,11 @@ fn still_waits(f: &Facts) -> bool {
     maybe_ignored(f) && (long || f.pinned_since.is_some())
 }
 
-/// Something in the way of the message.
+/// Someone dead, or something in the way of the message.
 fn transport(f: &Facts) -> Option<Judgement> {
+    if let Some(j) = judge_threads::seen(f) {
+        return Some(j);
+    }
     if f.role != Role::Prefill || f.phase == Phase::Bootstrap || f.phase == Phase::Abort {
         return None;
     }
@@ -376,12 +378,11 @@ pub(super) struct Draft {
     expected: Option<Kind>,
     ends: Option<EndsByItself>,
     since: Option<Mono>,
-    group: Option<u64>,
 }
 
 impl Draft {
     pub(super) const fn new(class: Class, confidence: Confidence, owes: Who, expected: Option<Kind>) -> Self {
-        Self { class, confidence, owes, act_on: owes, expected, ends: None, since: None, group: None }
+        Self { class, confidence, owes, act_on: owes, expected, ends: None, since: None }
     }
 
     pub(super) const fn act_on(mut self, who: Who) -> Self {
@@ -400,12 +401,6 @@ impl Draft {
         self
     }
 
-    /// Of a cause that has a name of its own.
-    pub(super) const fn group(mut self, group: u64) -> Self {
-        self.group = Some(group);
-        self
-    }
-
     pub(super) fn done(self, f: &Facts) -> Judgement {
         let owes_at = f.party(self.owes).and_then(|p| p.endpoint);
         Judgement {
@@ -417,7 +412,7 @@ impl Draft {
             act_on: self.act_on,
             expected: self.expected,
             ends: self.ends,
-            group: self.group.unwrap_or_else(|| group(f, self.class, owes_at)),
+            group: group(f, self.class, owes_at),
             since: self.since.unwrap_or_else(|| f.since.plus(f.threshold)),
         }
     }

@@ -113,8 +113,9 @@ fn dead_thread(f: &Facts) -> Option<Judgement> {
     // What a dead reader does not hear, ABORT included, only prefill's own timer ends.
     let from = f.metadata_at.unwrap_or(f.since);
     let ends = if class == Class::ReceiverSilent { bootstrap_timer(f, from) } else { waiting_timer(f) };
-    let j = Draft::new(class, confidence, Who::Prefill, Some(Kind::Status)).ends(ends).group(t.group);
-    Some(j.done(f))
+    let j = Draft::new(class, confidence, Who::Prefill, Some(Kind::Status)).ends(ends);
+    // One thread is one cause, whatever its end is called in each room.
+    Some(Judgement { group: t.group, ..j.done(f) })
 }
 
 /// How sure it is that a session's worker is dead; `None`: its rooms may just stand in the queue.
