@@ -13,7 +13,7 @@ use crate::rooms::room::{Delivery, Link, Progress, Room};
 use crate::rooms::table::{RoomTable, does_not_age};
 use crate::sglang::message::{KvPoll, Release};
 use crate::verdict::judge::{
-    ABORT_RELEASE, AbortEffect, HEARTBEAT, Judgement, abort_effect, bootstrap_applies, judge,
+    ABORT_RELEASE, AbortEffect, BOOTSTRAP_TIMER, HEARTBEAT, Judgement, abort_effect, bootstrap_applies, judge,
 };
 use crate::verdict::model::Class;
 
@@ -133,6 +133,9 @@ impl RoomTable {
         let mut hold = None;
         for l in &room.links {
             let Some(told) = l.told.filter(|_| l.status_delivery == Delivery::Unknown) else { continue };
+            if self.stuck(l.status_on) {
+                return End::Open;
+            }
             let una =
                 l.status_on.and_then(|s| self.connections.get(self.connections.find(s))).and_then(|k| k.una);
             if una.is_some_and(|(_, read)| read.since(told.at) >= self.config.delivery_grace / 4) {
@@ -187,6 +190,7 @@ impl RoomTable {
         }
         let class = judgement.as_ref().map(|j| j.class);
         self.apply(slot, judgement, now, out);
+        self.tell_thread(slot, now);
         let again = now.plus(class.map_or(AGAIN_UNKNOWN, |c| self.again(c)));
         let next = due.map_or(again, |d| d.min(again));
         self.wheel.set(slot, next, now);
@@ -283,22 +287,6 @@ impl RoomTable {
         }
     }
 
-    /// A process of this host that is gone has taken its view with it.
-    fn notice_gone(&mut self, slot: u32) {
-        let Some(room) = self.rooms.get(slot) else { return };
-        let gone = |id: u32| {
-            self.peers.get(id).and_then(|e| e.listener_closed).is_some_and(|at| at >= room.opened_at)
-        };
-        let (home_prefill, home_decode) = room.home;
-        let prefill = room.links.iter().find(|l| l.received.is_some()).map_or(home_prefill, |l| l.prefill);
-        let decode = room.links.iter().find(|l| l.sent.is_some()).map_or(home_decode, |l| l.decode);
-        let (prefill, decode) = (room.has_prefill && gone(prefill), room.has_decode && gone(decode));
-        if let Some(room) = self.rooms.get_mut(slot) {
-            room.prefill_gone |= prefill;
-            room.decode_gone |= decode;
-        }
-    }
-
     pub(crate) fn is_lossy(&self, room: &Room) -> bool {
         // Judged with all seen: what comes after an ABORT without METADATA ends nothing, for nobody says more of such a room
         // (one without a generation is never acknowledged either).
@@ -345,6 +333,9 @@ impl RoomTable {
     /// when decode's pages are free at the latest. Returns when.
     fn quiet_abort(&self, room: &Room) -> Option<Mono> {
         let a = room.abort?;
+        if self.stuck(a.on) || lost_on_the_way(a.delivery) {
+            return None;
+        }
         let prefill = room.links.first().map_or(room.home.0, |l| l.prefill);
         let tombstone =
             room.bootstrap_at.is_some() || self.peers.prefill(prefill).is_some_and(|p| p.prefill_complete);
@@ -380,6 +371,11 @@ impl RoomTable {
                 let from = room.abort.map_or(last_asked, |a| a.at);
                 room.judgement.as_ref().is_some_and(|j| j.ends.is_some()) && after(from, c.bootstrap_timeout)
             }
+            // Prefill's scheduler lives and fails what it has not heard of again.
+            Class::ReceiverSilent => {
+                let ends = room.judgement.as_ref().and_then(|j| j.ends.as_ref());
+                ends.is_some_and(|e| e.timer == BOOTSTRAP_TIMER && after(e.at, 0))
+            }
             Class::MetadataIncomplete => timer && after(last_asked, c.bootstrap_timeout),
             Class::MetadataMissing => {
                 timer && after(room.computed_at.unwrap_or(last_asked), c.bootstrap_timeout)
@@ -405,6 +401,12 @@ fn keep_cause(room: &Room, new: Judgement) -> Judgement {
         }
         _ => new,
     }
+}
+
+/// Whether a message was lost although its receiver may live: the network gave up on it, not the peer's kernel.
+pub(crate) const fn lost_on_the_way(delivery: Delivery) -> bool {
+    // ENETUNREACH, ETIMEDOUT, EHOSTUNREACH (Linux, `include/uapi/asm-generic/errno.h`).
+    matches!(delivery, Delivery::Lost { error: 101 | 110 | 113, .. })
 }
 
 /// Whether decode sends ABORT when it gives up (from 0.5.13).

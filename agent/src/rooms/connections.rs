@@ -32,6 +32,15 @@ pub(crate) struct Awaited {
     pub(crate) link: u16,
 }
 
+/// Retransmissions of the first byte that is not acknowledged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Again {
+    /// When it was first sent again, as far as is known.
+    pub(crate) since: Mono,
+    /// How often.
+    pub(crate) count: u32,
+}
+
 /// Whose messages a connection has carried.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Carried {
@@ -68,6 +77,8 @@ pub(crate) struct Known {
     pub(crate) generations: bool,
     /// Unwrapped `snd_una` and when it was read.
     pub(crate) una: Option<(u64, Mono)>,
+    /// What was sent again, as long as the peer's kernel has not taken it.
+    pub(crate) again: Option<Again>,
     /// Last unwrapped sequence number, what others are unwrapped against.
     reference: Option<u64>,
     awaited: VecDeque<Awaited>,
@@ -129,11 +140,25 @@ impl Known {
     pub(crate) fn acknowledge(&mut self, una: u32, at: Mono, acked: &mut Vec<Awaited>) {
         let una = self.unwrap(una);
         let newest = self.una.map_or(una, |(old, _)| old.max(una));
+        if self.una.is_some_and(|(old, _)| newest > old) {
+            self.again = None;
+        }
         self.una = Some((newest, at));
         while let Some(a) = self.awaited.front().copied().filter(|a| a.end <= newest) {
             self.awaited.pop_front();
             acked.push(a);
         }
+    }
+
+    /// Notes that the first byte not acknowledged was sent again, `count` times more. Returns since when; `None` where no
+    /// message waits for its acknowledgement.
+    pub(crate) fn sent_again(&mut self, at: Mono, count: u32) -> Option<Mono> {
+        if self.awaited.is_empty() {
+            return None;
+        }
+        let again = self.again.get_or_insert(Again { since: at, count: 0 });
+        again.count = again.count.saturating_add(count);
+        Some(again.since)
     }
 
     /// Takes all that was never acknowledged.
@@ -189,6 +214,7 @@ impl Connections {
             live: true,
             generations: false,
             una: None,
+            again: None,
             reference: None,
             awaited: VecDeque::new(),
         };
@@ -212,6 +238,13 @@ impl Connections {
     /// All of them.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Known> {
         self.slots.iter().flatten()
+    }
+
+    /// A process is gone.
+    pub(crate) fn disown(&mut self, tgid: u32) {
+        for k in self.slots.iter_mut().flatten() {
+            k.connection.task = k.connection.task.filter(|t| t.tgid != tgid);
+        }
     }
 
     /// Whether connections that carry messages may not be followed for lack of space.

@@ -79,6 +79,10 @@ pub struct TurnedAway {
     pub orphans: u64,
     /// Rooms given up early to make space (completion not observable, or nothing owed here).
     pub expired_early: u64,
+    /// Ended threads forgotten, or findings of them not opened: too many.
+    pub threads: u64,
+    /// Sockets with unread bytes not remembered: too many.
+    pub unread: u64,
 }
 
 /// Counters since start.

@@ -7,10 +7,10 @@ use crate::rooms::engines::Known;
 use crate::rooms::estimate::Threshold;
 use crate::rooms::model::{Completeness, Outcome, Phase, Role};
 use crate::rooms::peers::{EndpointId, NONE, SessionId};
-use crate::rooms::room::{Delivery, Link, Progress, Room};
+use crate::rooms::room::{Abort, Delivery, Link, Progress, Room};
 use crate::rooms::table::RoomTable;
 use crate::sglang::message::{Backend, KvPoll};
-use crate::verdict::facts::{AbortFact, Dummies, Facts, ForeignFact, LostFact, Others, Sent};
+use crate::verdict::facts::{AbortFact, AgainFact, Dummies, Facts, ForeignFact, LostFact, Others, Sent};
 use crate::verdict::judge::success_on_wire;
 use crate::verdict::model::Party;
 
@@ -69,11 +69,7 @@ impl RoomTable {
             untold,
             ambiguous: self.ambiguous(room),
             others: self.others(subject, prefill),
-            foreign: self.peers.get(prefill).and_then(|e| e.foreign).map(|x| ForeignFact {
-                at: x.at,
-                peer: x.peer,
-                frames: x.frames,
-            }),
+            foreign: self.peers.get(prefill).and_then(|e| e.foreign).as_ref().map(ForeignFact::of),
             metadata_sent: subject.map_or(Sent::Unknown, |l| self.metadata_sent(l)),
             status_sent: room
                 .links
@@ -81,10 +77,15 @@ impl RoomTable {
                 .map(|l| self.status_sent(l))
                 .max_by_key(gravity)
                 .unwrap_or_default(),
+            abort_sent: room.abort.map_or(Sent::Unknown, |a| self.abort_sent(&a)),
+            thread: if role == Role::Prefill { self.dead_thread(room, subject, prefill) } else { None },
+            stall: if role == Role::Prefill { self.stall(prefill) } else { None },
+            unread_prefill: self.unread_at(prefill, now),
+            unread_decode: self.unread_at(decode, now),
             refused: self.peers.get(decode).and_then(|e| e.refused),
             decode_reached: self.peers.get(decode).is_some_and(|e| e.reached),
-            prefill_lost: self.lost(prefill),
-            decode_lost: self.lost(decode),
+            prefill_lost: self.lost(prefill, room.opened_at),
+            decode_lost: self.lost(decode, room.opened_at),
             pinned_since: room.judgement.as_ref().filter(|j| j.class.pins()).map(|j| j.since),
         })
     }
@@ -229,16 +230,30 @@ impl RoomTable {
             Delivery::Acknowledged => Sent::Acknowledged(sent),
             Delivery::Lost { at, error } => Sent::Lost { sent, at, error },
             Delivery::Unknown => {
-                let una = on.and_then(|s| self.connections.get(self.connections.find(s))).and_then(|k| k.una);
-                if una.is_some_and(|(_, read)| read > sent) { Sent::Waiting(sent) } else { Sent::Unknown }
+                let k = on.and_then(|s| self.connections.get(self.connections.find(s)));
+                let again = k.and_then(|k| k.again);
+                let again = again.map(|a| AgainFact { since: a.since.max(sent), count: a.count });
+                let waits = k.and_then(|k| k.una).is_some_and(|(_, read)| read > sent);
+                if waits { Sent::Waiting { sent, again } } else { Sent::Unknown }
             }
         }
     }
 
-    fn lost(&self, id: EndpointId) -> Option<LostFact> {
+    fn abort_sent(&self, a: &Abort) -> Sent {
+        if a.on.is_none() || a.acknowledged.is_some() {
+            return Sent::Unknown;
+        }
+        self.sent(a.delivery, a.at, a.on)
+    }
+
+    fn lost(&self, id: EndpointId, opened_at: Mono) -> Option<LostFact> {
         let e = self.peers.get(id)?;
-        let gone = e.lost.map(|at| LostFact { at, listener: false });
-        e.listener_closed.map(|at| LostFact { at, listener: true }).or(gone)
+        // Of the process that this room began with: where it was, another may listen now.
+        if let Some(x) = e.exited.filter(|x| x.at >= opened_at) {
+            return Some(LostFact { at: x.at, listener: true, exit: Some(x) });
+        }
+        let gone = e.lost.map(|at| LostFact { at, listener: false, exit: None });
+        e.listener_closed.map(|at| LostFact { at, listener: true, exit: None }).or(gone)
     }
 }
 
@@ -273,8 +288,9 @@ const fn gravity(sent: &Sent) -> u8 {
     match sent {
         Sent::Unknown => 0,
         Sent::Acknowledged(_) => 1,
-        Sent::Waiting(_) => 2,
-        Sent::Lost { .. } => 3,
+        Sent::Waiting { again: None, .. } => 2,
+        Sent::Waiting { .. } => 3,
+        Sent::Lost { .. } => 4,
     }
 }
 

@@ -99,6 +99,10 @@ impl RoomTable {
         if let Some(k) = self.connections.get_mut(known) {
             // What the message did not name, none has.
             k.carries(NONE);
+            let origin = k.origin;
+            if let Some(e) = self.peers.get_mut(origin) {
+                e.spoke = Some(at);
+            }
         }
         let other = match direction {
             Direction::Sent => connection.addresses.local.ip(),
@@ -111,12 +115,11 @@ impl RoomTable {
     fn target(&mut self, c: &Connection, direction: Direction) -> (ConnectionId, EndpointId) {
         let known = self.connections.find(c.socket);
         if let Some(k) = self.connections.get_mut(known) {
-            if k.connection.task.is_none() && c.task.is_some() {
+            // Sockets outlive the process that made them where it has handed them on.
+            if c.task.is_some_and(|t| k.connection.task.is_none_or(|old| old.tgid != t.tgid)) {
                 k.connection.task = c.task;
                 let owner = if direction == Direction::Sent { k.origin } else { k.target };
-                if let Some(e) = self.peers.get_mut(owner) {
-                    e.task = c.task;
-                }
+                self.peers.owned(owner, c.task);
             }
             return (known, k.target);
         }
@@ -129,9 +132,9 @@ impl RoomTable {
         if let Some(e) = self.peers.get_mut(target) {
             e.reached = true;
             e.refused = None;
-            if direction == Direction::Received {
-                e.task = c.task.or(e.task);
-            }
+        }
+        if direction == Direction::Received {
+            self.peers.owned(target, c.task);
         }
         (known, target)
     }
@@ -169,10 +172,8 @@ impl RoomTable {
                 self.peers.went(old, seen.at);
             }
         }
-        if seen.direction == Direction::Sent
-            && let Some(e) = self.peers.get_mut(origin)
-        {
-            e.task = seen.connection.task.or(e.task);
+        if seen.direction == Direction::Sent {
+            self.peers.owned(origin, seen.connection.task);
         }
     }
 
@@ -411,15 +412,24 @@ impl RoomTable {
             acknowledged: None,
             sent: false,
             received: false,
+            on: None,
+            delivery: Delivery::Unknown,
         });
         abort.generation |= m.generation.is_some();
         match seen.role {
-            Role::Decode => abort.sent = true,
+            Role::Decode => {
+                abort.sent = true;
+                abort.on = Some(seen.connection.socket);
+            }
             // Mori 0.5.13–0.5.18 drops it as malformed: nothing changes at prefill.
             Role::Prefill => abort.received |= !dropped,
         }
+        let asked = abort.at;
         if m.generation.is_some() {
             self.await_acknowledgement(&seen, m.room, decode);
+            if let Some(p) = self.peers.prefill_mut(seen.target) {
+                p.asked_abort = p.asked_abort.max(Some(asked));
+            }
         }
         let link = self.link_of(slot, seen.target, decode);
         self.mark(slot, &seen, decode, link, None, None, None);

@@ -9,8 +9,9 @@ use std::sync::Arc;
 
 use hashbrown::HashMap;
 use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
 
-use crate::event::{Mono, Task};
+use crate::event::{Comm, Mono, Task};
 use crate::rooms::counts::TurnedAway;
 use crate::rooms::estimate::Durations;
 use crate::sglang::message::{Backend, Register, Releases};
@@ -60,6 +61,41 @@ pub(crate) struct ForeignMark {
     pub(crate) at: Mono,
     pub(crate) peer: SocketAddr,
     pub(crate) frames: u16,
+    /// Bytes of its first frame.
+    #[serde(default)]
+    pub(crate) first_len: u32,
+}
+
+/// A thread that ended right after something foreign had come to a rank of its process: who read it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct DeadReader {
+    pub(crate) tgid: u32,
+    pub(crate) death: Death,
+    pub(crate) foreign: ForeignMark,
+    /// Number of the last question that the rank had been asked by then.
+    pub(crate) asked: u32,
+    /// So many threads of this process end that one of them may have done so just then by chance.
+    pub(crate) chance: bool,
+}
+
+/// A thread that ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Death {
+    pub(crate) tid: u32,
+    /// Its own name. The threads of a Python program have that of their process.
+    pub(crate) name: Comm,
+    pub(crate) at: Mono,
+    /// As `wait` would have it.
+    pub(crate) code: u32,
+}
+
+/// The end of a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Exit {
+    pub(crate) tgid: u32,
+    pub(crate) at: Mono,
+    /// As `wait` would have it.
+    pub(crate) code: u32,
 }
 
 /// A decode rank that introduced itself to a prefill rank.
@@ -122,6 +158,10 @@ pub(crate) struct Answers {
     pub(crate) asked: u32,
     /// Highest number that was answered.
     pub(crate) answered: u32,
+    /// Of those up to this one the process that was asked is gone: nobody owes an answer to them.
+    pub(crate) void: u32,
+    /// When the first answer came.
+    pub(crate) first: Option<Mono>,
     /// When the last answer came.
     pub(crate) last: Option<Mono>,
     pub(crate) recent: Recent,
@@ -130,13 +170,19 @@ pub(crate) struct Answers {
 impl Answers {
     fn answer(&mut self, number: u32, c: Concluded, keep: usize) {
         self.answered = self.answered.max(number);
+        self.first.get_or_insert(c.at);
         self.last = Some(c.at);
         self.recent.push(c, keep);
     }
 
     /// Questions after the last that was answered.
     pub(crate) fn silent(&self) -> u32 {
-        self.asked.saturating_sub(self.answered)
+        self.asked.saturating_sub(self.answered.max(self.void))
+    }
+
+    /// Whoever was asked is gone.
+    pub(crate) fn forgive(&mut self) {
+        self.void = self.asked;
     }
 }
 
@@ -146,6 +192,12 @@ pub(crate) struct PrefillRank {
     pub(crate) answers: Answers,
     /// Arrival of the latest ABORT that it acknowledged: its receive loop lived then.
     pub(crate) acknowledged_abort: Option<Mono>,
+    /// The latest ABORT that asks for an acknowledgement.
+    pub(crate) asked_abort: Option<Mono>,
+    /// Session of the last question.
+    last_session: SessionId,
+    /// Number of the last question that came from another session than the one before it.
+    pub(crate) mixed: u32,
     /// It has said Success on the wire (NIXL: so it is 0.5.23 or newer).
     pub(crate) says_success: bool,
     /// Policy `prefill_complete`: it was sent a BOOTSTRAP.
@@ -169,9 +221,16 @@ pub(crate) struct Endpoint {
     pub(crate) reached: bool,
     /// Its process on this host.
     pub(crate) task: Option<Task>,
+    /// When its process on this host last ended.
+    pub(crate) exited: Option<Exit>,
+    /// When it last sent anything.
+    pub(crate) spoke: Option<Mono>,
     /// Its number, where a message named it (decode: tensor-parallel rank; prefill: rank of STATUS).
     pub(crate) rank: Option<u32>,
     pub(crate) foreign: Option<ForeignMark>,
+    /// The last foreign bytes, whether or not they are suspect.
+    pub(crate) last_foreign: Option<ForeignMark>,
+    pub(crate) dead_reader: Option<DeadReader>,
     /// When bytes to it were last missed, on any connection.
     pub(crate) missed: Option<Mono>,
     /// The same where it could not be remembered whose they were.
@@ -213,6 +272,8 @@ pub(crate) struct Peers {
     names: Vec<Arc<str>>,
     by_pair: HashMap<(EndpointId, SessionId), PairId>,
     pairs: Vec<Pair>,
+    /// Endpoints of each process of this host.
+    by_process: HashMap<u32, SmallVec<[EndpointId; 2]>>,
     /// (listening endpoint, whose bytes) → when they were last found missing.
     lossy: HashMap<(EndpointId, Source), Mono>,
     /// The same of connections without any message, apart so that they never crowd the others out.
@@ -246,8 +307,12 @@ impl Peers {
             refused: None,
             reached: false,
             task: None,
+            exited: None,
+            spoke: None,
             rank: None,
             foreign: None,
+            last_foreign: None,
+            dead_reader: None,
             missed: None,
             missed_of_any: None,
             missed_of_strangers: None,
@@ -273,6 +338,48 @@ impl Peers {
 
     pub(crate) fn get_mut(&mut self, id: EndpointId) -> Option<&mut Endpoint> {
         self.endpoints.get_mut(id as usize)
+    }
+
+    /// Notes whose endpoint it is.
+    pub(crate) fn owned(&mut self, id: EndpointId, task: Option<Task>) {
+        let (Some(task), Some(e)) = (task, self.get_mut(id)) else { return };
+        let old = e.task.replace(task).map(|t| t.tgid);
+        if old == Some(task.tgid) && self.of_process(task.tgid).contains(&id) {
+            return;
+        }
+        if let Some(list) = old.and_then(|old| self.by_process.get_mut(&old)) {
+            list.retain(|other| *other != id);
+        }
+        self.by_process.entry(task.tgid).or_default().push(id);
+        if let Some(gone) = old.filter(|old| *old != task.tgid)
+            && self.of_process(gone).is_empty()
+        {
+            self.by_process.remove(&gone);
+        }
+    }
+
+    /// Endpoints of a process.
+    pub(crate) fn of_process(&self, tgid: u32) -> &[EndpointId] {
+        self.by_process.get(&tgid).map_or(&[], |list| list)
+    }
+
+    /// A process has ended: whoever listens there next is another. Returns its endpoints.
+    pub(crate) fn process_ended(&mut self, exit: Exit) -> SmallVec<[EndpointId; 2]> {
+        let ids = self.by_process.remove(&exit.tgid).unwrap_or_default();
+        for id in &ids {
+            let Some(e) = self.get_mut(*id) else { continue };
+            e.exited = Some(exit);
+            (e.foreign, e.last_foreign, e.dead_reader, e.spoke) = (None, None, None, None);
+            if let Some(p) = e.prefill.as_deref_mut() {
+                p.answers.forgive();
+                (p.answers.first, p.asked_abort, p.acknowledged_abort) = (None, None, None);
+            }
+        }
+        for pair in self.pairs.iter_mut().filter(|p| ids.contains(&p.prefill)) {
+            pair.answers.forgive();
+            pair.answers.first = None;
+        }
+        ids
     }
 
     pub(crate) fn address(&self, id: EndpointId) -> Option<SocketAddr> {
@@ -354,7 +461,16 @@ impl Peers {
             a.asked = a.asked.saturating_add(1);
             a.asked
         };
-        let rank = at_rank.or_else(|| self.prefill_mut(prefill).map(|p| next(&mut p.answers)));
+        let session_of = self.pair_of(pair).map_or(NONE, |p| p.session);
+        let rank = at_rank.or_else(|| {
+            self.prefill_mut(prefill).map(|p| {
+                let number = next(&mut p.answers);
+                if std::mem::replace(&mut p.last_session, session_of) != session_of {
+                    p.mixed = number;
+                }
+                number
+            })
+        });
         let session = self.pair_mut(pair).map(|p| next(&mut p.answers));
         (rank.unwrap_or(0), session.unwrap_or(0))
     }

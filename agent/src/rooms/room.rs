@@ -147,6 +147,11 @@ pub(crate) struct Abort {
     pub(crate) sent: bool,
     /// Received by a prefill rank of this host.
     pub(crate) received: bool,
+    /// Socket that it was last sent on, on this host.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) on: Option<SocketId>,
+    #[serde(default, skip_serializing_if = "Delivery::is_unknown")]
+    pub(crate) delivery: Delivery,
 }
 
 /// One room in one life.
@@ -349,7 +354,10 @@ impl Room {
                 if t.status == KvPoll::Failed {
                     failed = Some(t.at);
                 }
-                lost |= l.heard.is_none() && matches!(l.status_delivery, Delivery::Lost { .. });
+                // A decode that is gone misses nothing.
+                lost |= !self.decode_gone
+                    && l.heard.is_none()
+                    && matches!(l.status_delivery, Delivery::Lost { .. });
             }
         }
         let complete = got > 0 && self.complete();

@@ -12,13 +12,16 @@ use hashbrown::HashMap;
 use serde::{Deserialize, Serialize};
 
 use crate::event::{Mono, SocketId, Task};
-use crate::rooms::connections::{Awaited, Carried};
+use crate::rooms::connections::{Again, Awaited, Carried};
 use crate::rooms::estimate::{Durations, SavedHistogram};
 use crate::rooms::model::{Away, Completeness, Connection, Event, Phase, Role};
-use crate::rooms::peers::{Answers, Concluded, ForeignMark, NONE, Recent, Registered, Source};
+use crate::rooms::peers::{
+    Answers, Concluded, DeadReader, Exit, ForeignMark, NONE, Recent, Registered, Source,
+};
 use crate::rooms::room::{Abort, Link, MAX_LINKS, MAX_MARKS, Mark, Room};
 use crate::rooms::slab::Tomb;
 use crate::rooms::table::{Config, RoomTable};
+use crate::rooms::threads::SavedThreads;
 use crate::sglang::message::{Backend, Kind, Releases};
 use crate::verdict::judge::{Judgement, Who};
 use crate::verdict::model::{Class, Confidence};
@@ -63,6 +66,9 @@ pub struct SavedRooms {
     /// Numbers of rooms that have closed: room, incarnation, when.
     #[serde(default)]
     closed: Vec<(u64, u32, Mono)>,
+    /// Threads of the engines' processes that have ended.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    threads: Vec<SavedThreads>,
     /// Rooms and connections that did not fit.
     #[serde(default)]
     left_out: u64,
@@ -87,6 +93,10 @@ struct SavedEndpoint {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     foreign: Option<ForeignMark>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    dead_reader: Option<DeadReader>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    exited: Option<Exit>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     prefill: Option<SavedPrefill>,
 }
 
@@ -104,6 +114,10 @@ struct SavedAnswers {
     asked: u32,
     answered: u32,
     last: Option<Mono>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    first: Option<Mono>,
+    #[serde(default)]
+    void: u32,
     recent: Vec<Concluded>,
 }
 
@@ -131,6 +145,8 @@ struct SavedConnection {
     carried: Carried,
     generations: bool,
     una: Option<(u64, Mono)>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    again: Option<Again>,
     reference: Option<u64>,
     awaited: Vec<SavedAwaited>,
 }
@@ -215,7 +231,8 @@ impl SavedRooms {
     /// Processes that it names.
     pub fn processes(&self) -> impl Iterator<Item = u32> + '_ {
         let endpoints = self.endpoints.iter().filter_map(|e| e.task);
-        endpoints.chain(self.connections.iter().filter_map(|c| c.connection.task)).map(|t| t.tgid)
+        let named = endpoints.chain(self.connections.iter().filter_map(|c| c.connection.task));
+        named.map(|t| t.tgid).chain(self.threads.iter().map(|t| t.tgid))
     }
 }
 
@@ -270,6 +287,7 @@ impl RoomTable {
         saver.saved.closed = tombs.map(|(room, t)| (room, t.incarnation, t.closed_at)).collect();
         saver.connections();
         saver.names();
+        saver.saved.threads = self.threads.save();
         saver.saved
     }
 
@@ -360,6 +378,7 @@ impl Saver<'_> {
                 carried,
                 generations: k.generations,
                 una: k.una,
+                again: k.again,
                 reference: k.reference(),
                 awaited,
             });
@@ -411,6 +430,8 @@ impl Saver<'_> {
                 task: e.task,
                 rank: e.rank,
                 foreign: e.foreign,
+                dead_reader: e.dead_reader,
+                exited: e.exited,
                 prefill,
             });
         }
@@ -420,11 +441,19 @@ impl Saver<'_> {
 }
 
 fn answers(a: &Answers) -> SavedAnswers {
-    SavedAnswers { asked: a.asked, answered: a.answered, last: a.last, recent: a.recent.newest(MAX_RECENT) }
+    SavedAnswers {
+        asked: a.asked,
+        answered: a.answered,
+        last: a.last,
+        first: a.first,
+        void: a.void,
+        recent: a.recent.newest(MAX_RECENT),
+    }
 }
 
 fn answers_back(a: SavedAnswers) -> Answers {
-    Answers { asked: a.asked, answered: a.answered, last: a.last, recent: Recent::resumed(a.recent) }
+    let SavedAnswers { asked, answered, last, first, void, recent } = a;
+    Answers { asked, answered, void, first, last, recent: Recent::resumed(recent) }
 }
 
 /// Numbers of the file → numbers of the table.
@@ -452,10 +481,11 @@ impl RoomTable {
         let mut table = Self::new(config);
         table.now = away.to;
         table.away = Some(away);
-        let SavedRooms { endpoints, sessions, pairs, connections, rooms, closed, .. } = saved;
+        let SavedRooms { endpoints, sessions, pairs, connections, rooms, closed, threads, .. } = saved;
         for (room, incarnation, closed_at) in closed.into_iter().take(MAX_TOMBS) {
             table.numbers.bury(room, Tomb { incarnation, closed_at });
         }
+        table.threads.restore(threads, |tgid| survivors.alive.contains(&tgid));
         let names = table.restore_names(endpoints, &sessions, pairs, survivors);
         // The table has its rooms in the order of opening; other lists name them by their place in the file.
         let mut order: Vec<(usize, SavedRoom)> = rooms.into_iter().enumerate().collect();
@@ -490,7 +520,10 @@ impl RoomTable {
             let Some(e) = self.peers.get_mut(id) else { continue };
             (e.lost, e.listener_closed, e.refused) = (saved.lost, saved.listener_closed, saved.refused);
             (e.reached, e.rank, e.foreign) = (saved.reached, saved.rank, saved.foreign);
-            e.task = survivors.keep(saved.task);
+            (e.dead_reader, e.last_foreign) = (saved.dead_reader, saved.foreign);
+            e.exited = saved.exited;
+            self.peers.owned(id, survivors.keep(saved.task));
+            let Some(e) = self.peers.get_mut(id) else { continue };
             if saved.task.is_some_and(|t| survivors.gone.contains(&t.tgid)) {
                 e.listener_closed.get_or_insert(now);
             }
@@ -594,7 +627,7 @@ impl RoomTable {
             Carried::Rank(rank) => Carried::Rank(names.endpoints.get(rank)),
             other => other,
         };
-        k.una = saved.una;
+        (k.una, k.again) = (saved.una, saved.again);
         k.resume(saved.reference, awaited);
         if origin != NONE {
             self.peers.opened(origin);
@@ -646,7 +679,7 @@ impl RoomTable {
     /// A connection ended while nobody looked: what it carried before is not known, nor whether it arrived.
     fn gone_unseen(&mut self, c: &Connection, now: Mono) {
         self.lossy(now, c, crate::event::Direction::Received);
-        let Some(k) = self.connections.remove(c.socket) else { return };
+        let Some(k) = self.stop_following(c.socket) else { return };
         for end in [k.target, k.origin] {
             if end != NONE && k.live {
                 self.peers.went(end, now);

@@ -21,6 +21,8 @@ use crate::rooms::peers::{EndpointId, Peers};
 use crate::rooms::rates::Rates;
 use crate::rooms::room::Room;
 use crate::rooms::slab::{Closed, Numbers, Slab, Tomb};
+use crate::rooms::tcp::Unread;
+use crate::rooms::threads::Threads;
 use crate::rooms::wheel::Wheel;
 use crate::sglang::message::{Backend, KvPoll, Releases};
 use crate::verdict::facts::Limits;
@@ -150,6 +152,10 @@ pub struct RoomTable {
     pub(crate) scratch: Vec<Awaited>,
     /// Engines of this host, as its process table has them and as they say.
     pub(crate) engines: Engines,
+    /// Ended threads of the engines' processes.
+    pub(crate) threads: Threads,
+    /// Sockets whose bytes nobody reads.
+    pub(crate) unread: Unread,
     /// When nobody looked, where this table goes on where another left off.
     pub(crate) away: Option<Away>,
 }
@@ -176,6 +182,8 @@ impl RoomTable {
             turned_away_at: None,
             scratch: Vec::new(),
             engines: Engines::default(),
+            threads: Threads::default(),
+            unread: Unread::default(),
             away: None,
         }
     }
@@ -188,9 +196,9 @@ impl RoomTable {
                 self.advance(*at, out);
                 self.message(*at, connection, *direction, *end, decoded, out);
             }
-            Input::Foreign { at, connection, direction, frames, .. } => {
+            Input::Foreign { at, connection, direction, frames, first_len } => {
                 self.advance(*at, out);
-                self.foreign(*at, connection, *direction, *frames);
+                self.foreign(*at, connection, *direction, (*frames, *first_len));
             }
             Input::Lossy { at, connection, direction, .. } => {
                 self.advance(*at, out);
@@ -260,7 +268,7 @@ impl RoomTable {
         }
         self.now = now;
         self.rate(now);
-        self.rate(now);
+        self.review_threads(now);
     }
 
     /// The moment up to which inputs and ticks have brought it.

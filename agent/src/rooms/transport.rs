@@ -5,7 +5,7 @@
 use std::net::IpAddr;
 
 use crate::event::{Direction, Mono, Sequence, SocketId, StateChange, TcpState};
-use crate::rooms::connections::{Awaited, Carried, ConnectionId};
+use crate::rooms::connections::{Awaited, Carried, ConnectionId, Known};
 use crate::rooms::model::{Connection, Event};
 use crate::rooms::peers::{EndpointId, ForeignMark, NONE, Source};
 use crate::rooms::room::Delivery;
@@ -73,7 +73,7 @@ impl RoomTable {
             self.acknowledged(at, c.socket, change.sequence.una, out);
         }
         if new == TcpState::Close
-            && let Some(mut k) = self.connections.remove(c.socket)
+            && let Some(mut k) = self.stop_following(c.socket)
             // Without any acknowledgement ever read, nothing is known of what was delivered.
             && k.una.is_some()
         {
@@ -83,11 +83,22 @@ impl RoomTable {
         }
     }
 
+    /// Follows a connection no longer.
+    pub(crate) fn stop_following(&mut self, socket: SocketId) -> Option<Known> {
+        let k = self.connections.remove(socket)?;
+        self.unread.forget(k.target, socket);
+        Some(k)
+    }
+
     /// A sent message that the peer's kernel never had.
     fn undelivered(&mut self, at: Mono, a: Awaited, error: u32, out: &mut Vec<Event>) {
         let Some(room) = self.rooms.current(a.slot, a.generation) else { return };
         if let Some(m) = room.marks.iter_mut().rev().find(|m| m.kind == a.kind && m.end == a.end) {
             m.acknowledged = Some(false);
+        }
+        if let (Kind::Abort, Some(abort)) = (a.kind, &mut room.abort) {
+            abort.delivery = Delivery::Lost { at, error };
+            return self.assess(a.slot, at, out);
         }
         let Some(link) = room.links.get_mut(usize::from(a.link)) else { return };
         let delivery = match a.kind {
@@ -115,6 +126,10 @@ impl RoomTable {
         let Some(room) = self.rooms.current(a.slot, a.generation) else { return };
         if let Some(m) = room.marks.iter_mut().rev().find(|m| m.kind == a.kind && m.end == a.end) {
             m.acknowledged = Some(true);
+        }
+        if let (Kind::Abort, Some(abort)) = (a.kind, &mut room.abort) {
+            abort.delivery = Delivery::Acknowledged;
+            return;
         }
         let Some(link) = room.links.get_mut(usize::from(a.link)) else { return };
         match a.kind {
@@ -176,13 +191,22 @@ impl RoomTable {
         }
     }
 
-    pub(crate) fn foreign(&mut self, at: Mono, c: &Connection, direction: Direction, frames: u16) {
+    pub(crate) fn foreign(&mut self, at: Mono, c: &Connection, direction: Direction, what: (u16, u32)) {
         let Some(target) = self.listening(c, direction) else { return };
         let peer = if direction == Direction::Received { c.addresses.peer } else { c.addresses.local };
-        if let Some(e) = self.peers.get_mut(target)
-            && !e.suspects_foreign()
-        {
-            e.foreign = Some(ForeignMark { at, peer, frames });
+        let (frames, first_len) = what;
+        let mark = ForeignMark { at, peer, frames, first_len };
+        let read = direction == Direction::Received && self.peers.address(target) == Some(c.addresses.local);
+        if read && self.peers.get(target).is_some_and(|e| e.task.is_none()) {
+            self.peers.owned(target, c.task);
+        }
+        let Some(e) = self.peers.get_mut(target) else { return };
+        if !e.suspects_foreign() {
+            e.foreign = Some(mark);
+        }
+        if read {
+            e.last_foreign = Some(mark);
+            self.foreign_read(target);
         }
     }
 }

@@ -4,6 +4,7 @@
 //! it. Words in capitals are to be filled in.
 
 use crate::rooms::model::{Phase, Role, RoomSnapshot};
+use crate::sglang::message::Kind;
 use crate::verdict::explain::named;
 use crate::verdict::facts::Facts;
 use crate::verdict::judge::{Judgement, Who};
@@ -19,7 +20,7 @@ pub(crate) fn actions(f: &Facts, j: &Judgement) -> Vec<Action> {
     }
     let mut list = vec![find_request(f.room)];
     list.extend(ends_request(f, j));
-    if stops_all(j.class) {
+    if j.owes != Who::Decode && stops_all(j.class) {
         list.push(abort_all(&f.prefill, f.others.silent_at_rank, f.phase));
     }
     if let Some(party) = restart_target(f, j) {
@@ -157,6 +158,9 @@ fn ends_request(f: &Facts, j: &Judgement) -> Vec<Action> {
     let (prefill, decode) = (|| abort(&f.prefill), || abort(&f.decode));
     match j.class {
         Class::StatusLost | Class::AwaitingPrefill | Class::PeerNotTold => vec![decode()],
+        Class::StaleEndpoint if j.expected == Some(Kind::Abort) => {
+            vec![prefill(), check_connects(&f.prefill)]
+        }
         Class::StaleEndpoint => vec![decode(), check_connects(&f.prefill)],
         Class::MetadataIncomplete | Class::MetadataMissing => vec![prefill(), decode()],
         Class::StagingReplyMissing => vec![decode(), Action { clears: false, ..prefill() }],
@@ -166,6 +170,7 @@ fn ends_request(f: &Facts, j: &Judgement) -> Vec<Action> {
         Class::ConcludedButHeld => vec![Action { clears: false, ..prefill() }],
         // Its loop does not run: whatever is asked of it waits as well.
         Class::EngineStalled => Vec::new(),
+        _ if j.owes == Who::Decode => vec![decode()],
         Class::ReceiverSilent => {
             let mut only = prefill();
             only.effect
@@ -240,7 +245,7 @@ fn pid(party: &Party) -> Option<u32> {
     party.task.filter(|_| party.local == Some(true)).map(|t| t.tgid)
 }
 
-fn restart(party: &Party) -> Action {
+pub(crate) fn restart(party: &Party) -> Action {
     let command = match pid(party) {
         Some(pid) => format!("kill -TERM {pid}"),
         None => format!("kill -TERM PID_OF_RANK   # at {}", host(party)),

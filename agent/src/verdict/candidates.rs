@@ -5,7 +5,7 @@
 use crate::rooms::model::{Completeness, Role};
 use crate::sglang::message::{Backend, Release};
 use crate::verdict::facts::Facts;
-use crate::verdict::judge::{Judgement, maybe_ignored};
+use crate::verdict::judge::{Judgement, Who, maybe_ignored};
 use crate::verdict::model::{Candidate, Class, Confidence};
 
 const REQUEST: &str = "the request at prefill's HTTP port: still open, ended, or never begun";
@@ -30,7 +30,9 @@ const IGNORED: Candidate = reading(Class::AbortIgnored, &["M6"], P, "prefill's r
 /// All other readings of `j`, most likely first.
 pub(crate) fn candidates(f: &Facts, j: &Judgement) -> Vec<Candidate> {
     let mut list = match j.class {
+        Class::ReceiverSilent | Class::EngineStalled if j.owes == Who::Decode => decode_reads_nothing(),
         Class::TransferNotConcluded
+        | Class::EngineStalled
         | Class::TransferWorkerSilent
         | Class::ReceiverSilent
         | Class::StatusLost
@@ -100,6 +102,15 @@ fn silent_prefill(f: &Facts) -> Vec<Candidate> {
         list.push(IGNORED);
     }
     list
+}
+
+/// Bytes lie unread at decode.
+fn decode_reads_nothing() -> Vec<Candidate> {
+    let threads = "decode's threads: the one that reads STATUS gone, or all of them held";
+    vec![
+        reading(Class::ReceiverSilent, &["M19"], D, threads),
+        reading(Class::EngineStalled, &["M43"], D, threads),
+    ]
 }
 
 fn awaiting(f: &Facts) -> Vec<Candidate> {

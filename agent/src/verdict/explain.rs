@@ -8,6 +8,7 @@ use crate::event::{Mono, SECOND};
 use crate::rooms::model::{Completeness, Phase, Role};
 use crate::verdict::actions::actions;
 use crate::verdict::candidates::candidates;
+use crate::verdict::explain_threads::{code, foreign_words, not_acknowledged, threads};
 use crate::verdict::facts::{Dummies, Facts, Sent};
 use crate::verdict::judge::{Judgement, OVERTAKEN, Who, acknowledges_abort, maybe_ignored};
 use crate::verdict::model::{Class, Party, Verdict};
@@ -73,6 +74,7 @@ fn evidence(f: &Facts, j: &Judgement) -> Vec<String> {
     abort(f, &mut lines);
     progress(f, j, &mut lines);
     delivery(f, &mut lines);
+    threads(f, &mut lines);
     others(f, j, &mut lines);
     peers(f, &mut lines);
     limits(f, j, &mut lines);
@@ -196,14 +198,14 @@ fn basis(f: &Facts) -> String {
 }
 
 fn delivery(f: &Facts, lines: &mut Vec<String>) {
-    for (what, sent) in [("METADATA", f.metadata_sent), ("STATUS", f.status_sent)] {
+    for (what, sent) in [("METADATA", f.metadata_sent), ("STATUS", f.status_sent), ("ABORT", f.abort_sent)] {
         match sent {
             Sent::Unknown => {}
-            Sent::Acknowledged(at) => {
-                lines.push(format!("the peer's kernel acknowledged the {what} sent at {}", f.moment(at)));
-            }
-            Sent::Waiting(at) => lines
-                .push(format!("the peer's kernel has not acknowledged the {what} sent at {}", f.moment(at))),
+            Sent::Acknowledged(at) => lines.push(format!(
+                "the peer's kernel has acknowledged the {what} sent at {}, which does not say that the peer read it",
+                f.moment(at)
+            )),
+            Sent::Waiting { sent, again } => lines.push(not_acknowledged(f, what, sent, again)),
             Sent::Lost { sent, at, error } => lines.push(format!(
                 "{what} sent at {} was never acknowledged, and its connection ended at {} ({})",
                 f.moment(sent),
@@ -251,16 +253,12 @@ fn others(f: &Facts, j: &Judgement, lines: &mut Vec<String>) {
         ));
     }
     if let Some(x) = f.foreign {
-        let what = if x.frames == 0 {
-            "bytes that are not ZMTP".to_owned()
-        } else {
-            format!("a message of no known kind with {} frames", x.frames)
-        };
+        let what = foreign_words(&x);
         lines.push(format!("{what} came to {} from {}, {}", named(&f.prefill), x.peer, ago(f, x.at)));
     }
 }
 
-fn ago(f: &Facts, at: Mono) -> String {
+pub(crate) fn ago(f: &Facts, at: Mono) -> String {
     if at >= f.opened_at {
         format!("at {}", f.moment(at))
     } else {
@@ -271,6 +269,16 @@ fn ago(f: &Facts, at: Mono) -> String {
 fn peers(f: &Facts, lines: &mut Vec<String>) {
     for (lost, party) in [(f.prefill_lost, &f.prefill), (f.decode_lost, &f.decode)] {
         if let Some(l) = lost {
+            if let Some(x) = l.exit {
+                lines.push(format!(
+                    "{}: its process {} ended {} ({})",
+                    named(party),
+                    x.tgid,
+                    ago(f, x.at),
+                    code(x.code)
+                ));
+                continue;
+            }
             let what = if l.listener { "the listener closed" } else { "every connection is gone" };
             lines.push(format!("{}: {what} since {}", named(party), ago(f, l.at)));
         }

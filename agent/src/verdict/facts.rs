@@ -5,8 +5,9 @@
 
 use std::net::SocketAddr;
 
-use crate::event::Mono;
+use crate::event::{Comm, Mono};
 use crate::rooms::model::{Away, Completeness, Phase, Role};
+use crate::rooms::peers::{Exit, ForeignMark};
 use crate::sglang::message::{Backend, KvPoll, Releases};
 use crate::verdict::model::Party;
 
@@ -38,10 +39,17 @@ pub(crate) enum Sent {
     Unknown,
     /// The peer's kernel has it.
     Acknowledged(Mono),
-    /// The peer's kernel had not acknowledged it when last looked, with when it was sent.
-    Waiting(Mono),
+    /// The peer's kernel had not acknowledged it when last looked, with when it was sent and how often again.
+    Waiting { sent: Mono, again: Option<AgainFact> },
     /// Its connection ended before the peer's kernel had it.
     Lost { sent: Mono, at: Mono, error: u32 },
+}
+
+/// Retransmissions of a message that the peer's kernel does not take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct AgainFact {
+    pub(crate) since: Mono,
+    pub(crate) count: u32,
 }
 
 /// What the prefill rank did with other rooms.
@@ -72,6 +80,67 @@ pub(crate) struct ForeignFact {
     pub(crate) at: Mono,
     pub(crate) peer: SocketAddr,
     pub(crate) frames: u16,
+    /// Bytes of its first frame.
+    pub(crate) first_len: u32,
+}
+
+impl ForeignFact {
+    pub(crate) const fn of(m: &ForeignMark) -> Self {
+        Self { at: m.at, peer: m.peer, frames: m.frames, first_len: m.first_len }
+    }
+}
+
+/// A thread that ended while its process lives, and that is missed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ThreadFact {
+    pub(crate) tgid: u32,
+    pub(crate) tid: u32,
+    pub(crate) name: Comm,
+    pub(crate) at: Mono,
+    /// As `wait` would have it.
+    pub(crate) code: u32,
+    pub(crate) was: Was,
+    /// Names the cause.
+    pub(crate) group: u64,
+}
+
+/// What a thread was, as far as what is missed tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Was {
+    /// It ended right after something foreign had come to its rank: it was the one that reads.
+    Reader(ForeignFact),
+    /// The rank still answers other sessions, or only acknowledges ABORTs, and not this session: its transfer worker.
+    Worker {
+        /// Other sessions were answered.
+        answered: bool,
+    },
+    /// The rank answers nothing at all.
+    Unknown {
+        /// This room's METADATA had come before it ended.
+        asked_before: bool,
+    },
+}
+
+/// A rank that says nothing although all its threads are there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct StallFact {
+    /// When its process last sent anything.
+    pub(crate) spoke: Mono,
+    /// Rooms that it owes.
+    pub(crate) rooms: u32,
+    /// To several sessions, or of several kinds.
+    pub(crate) several: bool,
+    /// ABORTs among it.
+    pub(crate) aborts: bool,
+}
+
+/// Bytes that came to a rank of this host and that nobody reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct UnreadFact {
+    pub(crate) bytes: u64,
+    /// Sockets of its process that are not read.
+    pub(crate) sockets: u32,
+    pub(crate) since: Mono,
 }
 
 /// A peer that went.
@@ -80,6 +149,8 @@ pub(crate) struct LostFact {
     pub(crate) at: Mono,
     /// Its listener closed on this host (its process is gone), not only its connections.
     pub(crate) listener: bool,
+    /// Its process was seen to end.
+    pub(crate) exit: Option<Exit>,
 }
 
 /// Timers and limits that the judge needs, nanoseconds.
@@ -140,6 +211,12 @@ pub(crate) struct Facts {
     pub(crate) foreign: Option<ForeignFact>,
     pub(crate) metadata_sent: Sent,
     pub(crate) status_sent: Sent,
+    pub(crate) abort_sent: Sent,
+    /// A thread of the prefill rank, on this host, whose end may be why it is silent.
+    pub(crate) thread: Option<ThreadFact>,
+    pub(crate) stall: Option<StallFact>,
+    pub(crate) unread_prefill: Option<UnreadFact>,
+    pub(crate) unread_decode: Option<UnreadFact>,
     /// A connect to decode's endpoint failed and none has succeeded since.
     pub(crate) refused: Option<(Mono, u32)>,
     /// A connection to decode's endpoint was ever open.

@@ -10,6 +10,7 @@ use crate::event::{Mono, SECOND};
 use crate::rooms::model::{Completeness, Phase, Role};
 use crate::sglang::message::{Backend, Kind, Release, Releases};
 use crate::verdict::facts::{AbortFact, Dummies, Facts, Sent};
+use crate::verdict::judge_threads;
 use crate::verdict::model::{Class, Confidence, EndsByItself};
 
 /// As many later rooms must have concluded before being passed says anything: schedulers reorder a few
@@ -17,10 +18,10 @@ use crate::verdict::model::{Class, Confidence, EndsByItself};
 pub(crate) const OVERTAKEN: u32 = 3;
 
 /// As many unanswered rooms must there be before a rank is called silent without another sign.
-const SILENT_RANK: u32 = 3;
+pub(super) const SILENT_RANK: u32 = 3;
 
 /// The same for one session of a rank that answers others.
-const SILENT_SESSION: u32 = 2;
+pub(super) const SILENT_SESSION: u32 = 2;
 
 /// After an ABORT decode holds its pages this long at most (`..._DEFERRED_DECODE_KV_RELEASE_TIMEOUT`, 30 s by
 /// default in 0.5.19–0.5.23), and a room whose ABORT had an entry to fail is over.
@@ -77,7 +78,8 @@ impl Judgement {
 }
 
 /// Bootstrap timeout: prefill, from the making of the sender (`disaggregation/common/conn.py`).
-const BOOTSTRAP_TIMER: &str = "prefill's SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT, 300 s by default";
+pub(crate) const BOOTSTRAP_TIMER: &str =
+    "prefill's SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT, 300 s by default";
 /// Waiting timeout: decode, from METADATA; from 0.5.13 it sends ABORT when it expires.
 const WAITING_TIMER: &str = "decode's SGLANG_DISAGGREGATION_WAITING_TIMEOUT, 300 s by default";
 const HEARTBEAT_TIMER: &str =
@@ -149,7 +151,7 @@ pub(crate) fn bootstrap_timer(f: &Facts, from: Mono) -> Option<EndsByItself> {
 }
 
 /// Decode's timer; it helps prefill only where ABORT exists (from 0.5.13), and only while it is not past.
-fn waiting_timer(f: &Facts) -> Option<EndsByItself> {
+pub(super) fn waiting_timer(f: &Facts) -> Option<EndsByItself> {
     let from = f.metadata_at?;
     let at = from.plus(f.limits.waiting_timeout);
     let told = f.role == Role::Decode || at_least(f.releases, release(5, 13));
@@ -175,11 +177,15 @@ fn proven(f: &Facts) -> Option<Judgement> {
         let j = Draft::new(Class::StatusLost, Confidence::Certain, Who::Prefill, Some(Kind::Status));
         return Some(j.act_on(Who::Decode).ends(waiting_timer(f)).since(at).done(f));
     }
-    if let (Sent::Lost { at, .. }, Phase::Transfer | Phase::Bootstrap) = (f.metadata_sent, f.phase) {
+    // Where prefill's process was seen to end, no address is stale: `lost_peer`.
+    let ended = f.prefill_lost.is_some_and(|l| l.exit.is_some());
+    if let (Sent::Lost { at, .. }, Phase::Transfer | Phase::Bootstrap, false) =
+        (f.metadata_sent, f.phase, ended)
+    {
         let j = Draft::new(Class::StaleEndpoint, Confidence::Certain, Who::Decode, Some(Kind::Metadata));
         return Some(j.ends(waiting_timer(f)).since(at).done(f));
     }
-    None
+    judge_threads::proven(f)
 }
 
 /// Overdue, but no pin.
@@ -227,8 +233,11 @@ fn still_waits(f: &Facts) -> bool {
     maybe_ignored(f) && (long || f.pinned_since.is_some())
 }
 
-/// Something in the way of the message.
+/// Someone dead, or something in the way of the message.
 fn transport(f: &Facts) -> Option<Judgement> {
+    if let Some(j) = judge_threads::seen(f) {
+        return Some(j);
+    }
     if f.role != Role::Prefill || f.phase == Phase::Bootstrap || f.phase == Phase::Abort {
         return None;
     }
@@ -236,7 +245,7 @@ fn transport(f: &Facts) -> Option<Judgement> {
     if let Some((at, _)) = f.refused.filter(|(at, _)| *at >= f.opened_at) {
         return Some(lost.act_on(Who::Decode).ends(waiting_timer(f)).since(at).done(f));
     }
-    if let Sent::Waiting(_) = f.status_sent {
+    if let Sent::Waiting { .. } = f.status_sent {
         return Some(lost.act_on(Who::Decode).ends(waiting_timer(f)).done(f));
     }
     None
@@ -338,7 +347,7 @@ fn waiting(f: &Facts) -> Judgement {
 }
 
 /// A queue that drains in order: rooms asked for earlier still conclude, those asked for later do not.
-fn queued(f: &Facts) -> bool {
+pub(super) fn queued(f: &Facts) -> bool {
     let lately = |at: Option<Mono>| at.is_some_and(|at| f.now.since(at) < f.limits.floor / 2);
     let o = &f.others;
     (lately(o.drained) && o.overtaken < OVERTAKEN)
@@ -346,7 +355,7 @@ fn queued(f: &Facts) -> bool {
 }
 
 /// Which silence it is (facts, "Reading a stuck room").
-fn separate(f: &Facts) -> Class {
+pub(super) fn separate(f: &Facts) -> Class {
     let o = &f.others;
     if o.session_answers {
         return Class::TransferNotConcluded;
@@ -366,7 +375,7 @@ fn separate(f: &Facts) -> Class {
 }
 
 /// A judgement in the making.
-struct Draft {
+pub(super) struct Draft {
     class: Class,
     confidence: Confidence,
     owes: Who,
@@ -377,27 +386,27 @@ struct Draft {
 }
 
 impl Draft {
-    const fn new(class: Class, confidence: Confidence, owes: Who, expected: Option<Kind>) -> Self {
+    pub(super) const fn new(class: Class, confidence: Confidence, owes: Who, expected: Option<Kind>) -> Self {
         Self { class, confidence, owes, act_on: owes, expected, ends: None, since: None }
     }
 
-    const fn act_on(mut self, who: Who) -> Self {
+    pub(super) const fn act_on(mut self, who: Who) -> Self {
         self.act_on = who;
         self
     }
 
-    const fn ends(mut self, ends: Option<EndsByItself>) -> Self {
+    pub(super) const fn ends(mut self, ends: Option<EndsByItself>) -> Self {
         self.ends = ends;
         self
     }
 
     /// From when it holds, where a fact and not the clock says so.
-    const fn since(mut self, at: Mono) -> Self {
+    pub(super) const fn since(mut self, at: Mono) -> Self {
         self.since = Some(at);
         self
     }
 
-    fn done(self, f: &Facts) -> Judgement {
+    pub(super) fn done(self, f: &Facts) -> Judgement {
         let owes_at = f.party(self.owes).and_then(|p| p.endpoint);
         Judgement {
             role: f.role,
@@ -424,7 +433,7 @@ fn group(f: &Facts, class: Class, owes_at: Option<SocketAddr>) -> u64 {
     let _ = write!(hash, "{}|", class.label());
     let _ = match class {
         // One rank, or one peer that went.
-        Class::ReceiverSilent | Class::RanksDisagree | Class::PeerLost => {
+        Class::ReceiverSilent | Class::EngineStalled | Class::RanksDisagree | Class::PeerLost => {
             write!(hash, "{}", endpoint(owes_at))
         }
         // One endpoint that cannot be reached.

@@ -6,8 +6,10 @@
 pub(crate) mod actions;
 mod candidates;
 pub(crate) mod explain;
+pub(crate) mod explain_threads;
 pub(crate) mod facts;
 pub(crate) mod judge;
+pub(crate) mod judge_threads;
 pub mod known;
 pub mod model;
 

@@ -185,6 +185,13 @@ impl World {
         }
     }
 
+    /// `heir` goes on with the sockets of `rank`.
+    pub fn adopt(&mut self, rank: &Rank, heir: &Rank) {
+        let swap = |r: &Rank| if r == rank { heir.clone() } else { r.clone() };
+        let sockets = self.sockets.drain().map(|((from, to), v)| ((swap(&from), swap(&to)), v)).collect();
+        self.sockets = sockets;
+    }
+
     /// Sequence number behind the last byte that `from` sent to `to`.
     pub fn sent_to(&self, from: &Rank, to: &Rank) -> u32 {
         self.sockets.get(&(from.clone(), to.clone())).map_or(7, |(_, end)| *end)

@@ -1,0 +1,112 @@
+//! Words for ended threads and processes and for TCP's own troubles.
+//!
+//! Pure. "The peer's kernel has it" is all that TCP says, never that the peer has read it.
+
+use crate::event::Mono;
+use crate::verdict::explain::{ago, named};
+use crate::verdict::facts::{AgainFact, Facts, ForeignFact, ThreadFact, UnreadFact, Was};
+use crate::verdict::model::Party;
+
+/// What ended, lies unread, or stands still.
+pub(crate) fn threads(f: &Facts, lines: &mut Vec<String>) {
+    if let Some(t) = &f.thread {
+        lines.push(format!("{}, {}", named_thread(t), ago(f, t.at)));
+        if let Was::Reader(x) = &t.was {
+            lines.push(format!(
+                "{} had come to {} from {}, {}",
+                foreign_words(x),
+                named(&f.prefill),
+                x.peer,
+                ago(f, x.at)
+            ));
+        }
+        lines.extend(reading(&t.was).map(str::to_owned));
+    }
+    for (party, unread) in [(&f.prefill, f.unread_prefill), (&f.decode, f.unread_decode)] {
+        lines.extend(unread.map(|u| not_read(f, party, u)));
+    }
+    if let Some(s) = f.stall.filter(|s| s.several && f.now.since(s.spoke) >= f.limits.ceiling) {
+        let also = if s.aborts { " and acknowledgements of ABORT" } else { "" };
+        lines.push(format!(
+            "its process last sent anything {}, none of its threads was seen to end, and it owes {} rooms{also}",
+            ago(f, s.spoke),
+            s.rooms
+        ));
+    }
+}
+
+/// A thread that ended.
+pub(crate) fn named_thread(t: &ThreadFact) -> String {
+    let name = t.name.to_text();
+    format!(
+        "thread {} ({name}) of process {} ended ({}) while the process lives",
+        t.tid,
+        t.tgid,
+        code(t.code)
+    )
+}
+
+/// What it was, and from what that follows.
+pub(crate) const fn reading(was: &Was) -> Option<&'static str> {
+    match was {
+        Was::Reader(_) => {
+            Some("it read for its rank: the rank has answered nothing that was asked of it since")
+        }
+        Was::Worker { answered: true } => Some(
+            "it moved KV for this session: nothing of the session was answered since, other sessions of the rank were",
+        ),
+        Was::Worker { answered: false } => Some(
+            "it moved KV for this session: nothing of the session was answered since, and the rank still acknowledges ABORTs",
+        ),
+        Was::Unknown { .. } => Some(
+            "the rank has answered nothing since: which of its threads it was, the one that reads or one that moves KV, is \
+             not known",
+        ),
+    }
+}
+
+/// How a thread or a process ended (`wait(2)`).
+pub(crate) fn code(code: u32) -> String {
+    match (code & 0x7f, code >> 8) {
+        (0, 0) => "returned".to_owned(),
+        (0, status) => format!("status {status}"),
+        (signal, _) => format!("signal {signal}"),
+    }
+}
+
+/// A message that no rank sends.
+pub(crate) fn foreign_words(x: &ForeignFact) -> String {
+    if x.frames == 0 {
+        return "bytes that are not ZMTP".to_owned();
+    }
+    format!("a message of no known kind with {} frames, the first of {} bytes,", x.frames, x.first_len)
+}
+
+/// A message that the peer's kernel does not take.
+pub(crate) fn not_acknowledged(f: &Facts, what: &str, sent: Mono, again: Option<AgainFact>) -> String {
+    let again = match again {
+        Some(a) if a.count == 1 => format!(" (1 retransmission, {})", ago(f, a.since)),
+        Some(a) => format!(" ({} retransmissions, the first {})", a.count, ago(f, a.since)),
+        None => String::new(),
+    };
+    format!("the peer's kernel has not acknowledged the {what} sent at {}{again}", f.moment(sent))
+}
+
+fn not_read(f: &Facts, party: &Party, u: UnreadFact) -> String {
+    let n = u.sockets;
+    let sockets = if n == 1 {
+        "on one socket of its process".to_owned()
+    } else {
+        format!("on {n} sockets of its process")
+    };
+    format!(
+        "{} does not read: {} bytes lie in this host's kernel, {sockets}, {}",
+        named(party),
+        u.bytes,
+        since(f, u.since)
+    )
+}
+
+fn since(f: &Facts, at: Mono) -> String {
+    format!("seen first {}", ago(f, at))
+}

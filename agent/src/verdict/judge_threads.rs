@@ -1,0 +1,161 @@
+//! What ended threads and processes, and TCP's own troubles, make of a room (docs/verdicts.md, "With threads and TCP").
+//!
+//! Pure. A thread that ended is a fact, and that it is missed is another: only both together get above `possible`.
+
+use crate::event::SECOND;
+use crate::rooms::model::{Phase, Role};
+use crate::sglang::message::{Backend, Kind, Release};
+use crate::verdict::facts::{AgainFact, Facts, LostFact, Sent, ThreadFact, UnreadFact, Was};
+use crate::verdict::judge::{
+    Draft, Judgement, OVERTAKEN, SILENT_RANK, SILENT_SESSION, Who, bootstrap_applies, bootstrap_timer,
+    queued, separate, waiting_timer,
+};
+use crate::verdict::model::{Class, Confidence};
+
+/// What was sent again for this long is not late but lost, as long as it lasts: on a network that works the first or
+/// second retransmission (0.2 s and 0.6 s after the message) arrives.
+pub(crate) const SENT_AGAIN_FOR: u64 = SECOND;
+
+/// From this many sockets on it is not one connection that nobody reads, but a process that reads nothing.
+const SEVERAL_SOCKETS: u32 = 2;
+
+/// Facts that need no timer.
+pub(crate) fn proven(f: &Facts) -> Option<Judgement> {
+    not_delivered(f).or_else(|| orphaned(f))
+}
+
+/// What is overdue, with what threads and sockets say of it.
+pub(crate) fn seen(f: &Facts) -> Option<Judgement> {
+    if queued(f) {
+        return None;
+    }
+    dead_thread(f).or_else(|| unread(f)).or_else(|| stalled(f))
+}
+
+/// The peer's kernel does not take a message.
+fn not_delivered(f: &Facts) -> Option<Judgement> {
+    let lasts = |a: AgainFact| f.now.since(a.since) >= SENT_AGAIN_FOR;
+    let stuck = |sent: Sent| match sent {
+        Sent::Waiting { again: Some(a), .. } if lasts(a) => Some(a.since),
+        _ => None,
+    };
+    if f.role == Role::Prefill {
+        let at = stuck(f.status_sent)?;
+        let j = Draft::new(Class::StatusLost, Confidence::Likely, Who::Prefill, Some(Kind::Status));
+        return Some(j.act_on(Who::Decode).ends(waiting_timer(f)).since(at).done(f));
+    }
+    let (at, kind) = match f.phase {
+        Phase::Transfer | Phase::Bootstrap => (stuck(f.metadata_sent)?, Kind::Metadata),
+        // The network gave it up; a reset would say that prefill is gone, and its rooms with it.
+        Phase::Abort => match f.abort_sent {
+            Sent::Lost { at, error: 101 | 110 | 113, .. } => (at, Kind::Abort),
+            sent => (stuck(sent)?, Kind::Abort),
+        },
+        _ => return None,
+    };
+    let j = Draft::new(Class::StaleEndpoint, Confidence::Likely, Who::Decode, Some(kind));
+    let ends = if kind == Kind::Metadata { waiting_timer(f) } else { None };
+    Some(j.ends(ends).since(at).done(f))
+}
+
+/// The peer's process was seen to end, and nothing in this engine will end the room.
+fn orphaned(f: &Facts) -> Option<Judgement> {
+    let (who, lost, survivor) = match f.role {
+        Role::Prefill => (Who::Decode, f.decode_lost, Who::Prefill),
+        Role::Decode => (Who::Prefill, f.prefill_lost, Who::Decode),
+    };
+    let LostFact { at, .. } = lost.filter(|l| l.exit.is_some() && l.at >= f.opened_at)?;
+    let before_pin = f.pinned_since.is_none_or(|p| at <= p);
+    if !before_pin || !never_ends(f) {
+        return None;
+    }
+    let expected = if f.role == Role::Prefill { Kind::Metadata } else { Kind::Status };
+    let j = Draft::new(Class::PeerLost, Confidence::Certain, who, Some(expected));
+    Some(j.act_on(survivor).since(at).done(f))
+}
+
+/// Whether no timer of this release ends the room of a survivor (facts of the releases: docs/verdicts.md, `peer_lost`).
+fn never_ends(f: &Facts) -> bool {
+    let before = |minor, patch| f.releases.is_some_and(|r| r.max < Release::new(0, minor, patch, 0));
+    match (f.role, f.phase) {
+        // What is queued fails when its KV cannot be written.
+        (Role::Prefill, Phase::Bootstrap) => !bootstrap_applies(f.backend, f.releases) && before(5, 18),
+        // Neither heartbeat nor waiting timeout.
+        (Role::Decode, Phase::Transfer | Phase::Conclude) => match f.backend {
+            Some(Backend::Nixl) => before(5, 3),
+            Some(Backend::Mooncake) => before(4, 7),
+            _ => false,
+        },
+        _ => false,
+    }
+}
+
+/// A thread ended, and what it did is not done any more.
+fn dead_thread(f: &Facts) -> Option<Judgement> {
+    let t = f.thread.filter(|_| f.role == Role::Prefill)?;
+    // Others have concluded this very room: no queue and no computing is left.
+    let disagree = f.phase == Phase::Conclude && !f.untold.is_empty();
+    let aborted = f.phase == Phase::Abort && matches!(t.was, Was::Reader(_));
+    if !disagree && !aborted && !matches!(f.phase, Phase::Transfer | Phase::Compute) {
+        return None;
+    }
+    let o = &f.others;
+    let (class, confidence) = match t.was {
+        Was::Reader(_) => (Class::ReceiverSilent, Confidence::Certain),
+        Was::Worker { .. } => (Class::TransferWorkerSilent, worker(f, t, disagree)?),
+        Was::Unknown { asked_before } => {
+            let class = if asked_before || disagree { Class::TransferWorkerSilent } else { separate(f) };
+            // Of a room that came after it, and alone, it cannot be told whether it is just long.
+            let alone = !asked_before && !disagree && o.silent_at_rank < SILENT_SESSION;
+            (class, if alone { Confidence::Possible } else { Confidence::Likely })
+        }
+    };
+    // What a dead reader does not hear, ABORT included, only prefill's own timer ends.
+    let from = f.metadata_at.unwrap_or(f.since);
+    let ends = if class == Class::ReceiverSilent { bootstrap_timer(f, from) } else { waiting_timer(f) };
+    let j = Draft::new(class, confidence, Who::Prefill, Some(Kind::Status)).ends(ends);
+    // One thread is one cause, whatever its end is called in each room.
+    Some(Judgement { group: t.group, ..j.done(f) })
+}
+
+/// How sure it is that a session's worker is dead; `None`: its rooms may just stand in the queue.
+fn worker(f: &Facts, t: ThreadFact, disagree: bool) -> Option<Confidence> {
+    let o = &f.others;
+    let several = o.silent_in_session >= SILENT_SESSION;
+    let certain = match t.was {
+        _ if disagree => true,
+        // Rooms of other sessions that were asked for before this one say nothing: a queue drains in order.
+        Was::Worker { answered: true } if o.overtaken_at_rank == 0 => return None,
+        Was::Worker { answered: true } => several || o.overtaken_at_rank >= OVERTAKEN,
+        // An ABORT_ACK says that the rank reads, and nothing of its queue.
+        _ => several && f.now.since(t.at.max(f.since)) >= f.limits.ceiling,
+    };
+    Some(if certain { Confidence::Certain } else { Confidence::Likely })
+}
+
+/// Bytes lie in this host's kernel that their rank does not read.
+fn unread(f: &Facts) -> Option<Judgement> {
+    let waits = matches!(f.phase, Phase::Transfer | Phase::Compute | Phase::Conclude | Phase::Abort);
+    let (who, u) = match f.role {
+        // What lies unread at decode may be the very STATUS.
+        Role::Decode if f.untold.is_empty() || !f.has_prefill => (Who::Decode, f.unread_decode),
+        Role::Prefill if f.phase != Phase::Conclude => (Who::Prefill, f.unread_prefill),
+        _ => return None,
+    };
+    let UnreadFact { sockets, .. } = u.filter(|_| waits)?;
+    let several = sockets >= SEVERAL_SOCKETS || f.backend == Some(Backend::Mori);
+    let class = if several { Class::EngineStalled } else { Class::ReceiverSilent };
+    let j = Draft::new(class, Confidence::Likely, who, Some(Kind::Status));
+    Some(j.ends(waiting_timer(f)).done(f))
+}
+
+/// All threads are there, and nothing leaves the engine, to whomever it owes something.
+fn stalled(f: &Facts) -> Option<Judgement> {
+    let s = f.stall.filter(|_| f.role == Role::Prefill)?;
+    let still = f.now.since(s.spoke) >= f.limits.ceiling && s.rooms >= SILENT_RANK && s.several;
+    if !still || !matches!(f.phase, Phase::Transfer | Phase::Compute) {
+        return None;
+    }
+    let j = Draft::new(Class::EngineStalled, Confidence::Possible, Who::Prefill, Some(Kind::Status));
+    Some(j.ends(waiting_timer(f)).done(f))
+}
