@@ -6,14 +6,21 @@
 //! that refuses); at the end every rank tells the state of its rooms, and from that alone `truth.jsonl` and what an
 //! observer must say of each room are written. Linux only.
 
+mod bootstrap;
 mod decode;
 mod driver;
+mod engine;
 mod expect;
+mod fleet;
+mod http;
+mod kv;
 mod load;
 mod net;
+mod pages;
 mod prefill;
 mod rank;
 mod raw;
+mod router;
 mod scenario;
 mod status;
 mod wire;
@@ -30,11 +37,13 @@ use wire::Engine;
 
 /// Prefill and decode ranks of SGLang, as separate processes over the real libzmq.
 ///
-/// Writes to --out: truth.jsonl (one object a line; kinds: ready, load_begin, load_end, engine, room, expected,
+/// Writes to --out: truth.jsonl (one object a line; kinds: ready, load_begin, load_end, engine, request, room, expected,
 /// run_end), expect.json (the rules per scenario for a scoring script) and ranks.log (what the ranks complain of).
 /// A `room` line has room, scenario, label (success, success_off_wire, failed, split, pinned, dead), pinned_sides
 /// and per side last, terminal, open_ms, reason, queue, alive. An `expected` line stands for every room that may or
-/// must be called pinned: pin, class, owed, max_confidence, why; all others must not.
+/// must be called pinned: pin, class, owed, min_confidence, max_confidence, why; all others must not. A `request` line
+/// stands for every request at an engine's HTTP port: room, rid, side, begin_rt, first_byte_rt, end_rt, status and end
+/// (open, answered, hung_up, broken).
 #[allow(clippy::doc_markdown, reason = "shown by --help as it stands")]
 #[derive(Parser)]
 #[command(name = "pd-workload", verbatim_doc_comment)]
@@ -45,7 +54,7 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Mode {
-    /// Healthy rooms, a slow one and hang-ups beside six kinds of pins (about 20 seconds).
+    /// Healthy rooms, a slow one and hang-ups beside ten kinds of pins (about 20 seconds).
     Demo {
         #[command(flatten)]
         common: Common,
@@ -85,7 +94,7 @@ enum Mode {
         #[arg(long, default_value_t = 5)]
         compute_ms: u64,
         /// Hold back this many METADATA and send them in one go. The first batch finds its connection closed, so
-        /// that libzmq puts as much of it as fits 8192 bytes into one call (80 with --pages 4).
+        /// that libzmq puts as much of it as fits 8192 bytes into one call (80 with --pages 4). Implies --http false.
         #[arg(long, default_value_t = 1)]
         batch: u32,
         /// Do not move KV bytes (a mooncake engine's go over another TCP connection).
@@ -137,6 +146,10 @@ struct Common {
     /// Room numbers are made from it.
     #[arg(long, default_value_t = 1)]
     seed: u64,
+    /// Whether a router sends the requests to the engines' HTTP servers and decode asks a bootstrap server, as in
+    /// reality; without, the driver gives them to the ranks.
+    #[arg(long, default_value_t = true, action = clap::ArgAction::Set, value_name = "BOOL")]
+    http: bool,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -163,9 +176,11 @@ impl Common {
 }
 
 fn main() -> Result<()> {
-    match std::env::var(rank::RANK_VARIABLE) {
-        Ok(receiver) if receiver.starts_with(raw::RECEIVER) => return raw::receive(&receiver),
-        Ok(_) => return rank::run(),
+    match std::env::var(rank::PROCESS_VARIABLE).as_deref() {
+        Ok(engine::ENGINE) => return engine::run(),
+        Ok(router::ROUTER) => return router::run(),
+        Ok(rank::RANK) => return rank::run(),
+        Ok(receiver) => return raw::receive(receiver),
         Err(_) => {}
     }
     match Arguments::parse().mode {
@@ -174,6 +189,7 @@ fn main() -> Result<()> {
             files: common.files(),
             out: common.out,
             seed: common.seed,
+            http: common.http,
             rate,
             hold: Duration::from_secs(hold),
         }),
@@ -200,6 +216,8 @@ fn main() -> Result<()> {
                 files: common.files(),
                 out: common.out,
                 seed: common.seed,
+                // A batch needs them at decode at once.
+                http: common.http && batch <= 1,
                 engine,
                 prefills,
                 decodes,
