@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
-use crate::expect::{self, Expected, Pin, Side};
+use crate::expect::{self, Expected, Pin, Sees, Side};
 use crate::fleet::{HttpPlace, Rank, Router};
 use crate::rank::{Command, Stream, now};
 use crate::router::{self, End, LegReport};
@@ -22,6 +22,21 @@ pub(crate) struct Fleet {
     pub ranks: Vec<Rank>,
     /// Sends the requests over HTTP; `None`: the driver gives them to the ranks.
     pub router: Option<Router>,
+    /// What an observer has to go by.
+    pub sees: Sees,
+}
+
+impl Fleet {
+    /// Starts the router where the engines speak HTTP.
+    ///
+    /// # Errors
+    /// When it does not come up.
+    pub(crate) fn new(ranks: Vec<Rank>, log: &Path) -> Result<Self> {
+        let http = ranks.iter().any(|rank| rank.http.is_some());
+        let router = if http { Some(Router::start(&ranks, log)?) } else { None };
+        let sees = if http { Sees::Requests } else { Sees::Threads };
+        Ok(Self { ranks, router, sees })
+    }
 }
 
 impl Fleet {
@@ -174,7 +189,6 @@ impl Output {
             self.put("engine", state)?;
         }
         let legs = self.requests(fleet, rooms)?;
-        let http = fleet.router.is_some();
         let mut summary = Summary::default();
         let mut rules: BTreeMap<&str, Rule> = BTreeMap::new();
         for room in rooms {
@@ -192,7 +206,7 @@ impl Output {
                 .map(|r| r.side(room.number, room.begun))
                 .collect();
             let label = label(&prefill, &decodes, told_on_wire);
-            let expected = expect::expected(&prefill, &decodes, http);
+            let expected = expect::expected(&prefill, &decodes, fleet.sees);
             self.put("room", room_line(room, label, &prefill, &decodes))?;
             if expected.pin != Pin::Never {
                 self.put_expected(room, &expected)?;

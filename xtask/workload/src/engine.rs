@@ -56,6 +56,8 @@ pub(crate) struct HttpConfig {
     /// How long a client's hang-up may go unnoticed, milliseconds (the engine looks every 4 s); each request has its
     /// own share of it.
     pub hangup_ms: u64,
+    /// It answers without asking its ranks.
+    pub at_once: bool,
 }
 
 impl EngineConfig {
@@ -327,6 +329,11 @@ impl Server {
         let port = body["bootstrap_port"].as_u64().and_then(|port| u16::try_from(port).ok());
         let streamed = body["stream"] == true;
         let rid = body["rid"].as_str().map_or_else(|| format!("{room:032x}"), str::to_owned);
+        if self.config.http.as_ref().is_some_and(|http| http.at_once) {
+            let said = generation(&rid, 1, true).to_string();
+            answer(connection, 200, "application/json", said.as_bytes());
+            return Ok(());
+        }
         let pending = Pending { connection: Arc::clone(connection), rid, streamed, left: self.ranks.len() };
         lock(&self.pending).insert(room, pending);
         if streamed {
@@ -378,8 +385,9 @@ impl Server {
         for room in gone {
             let server = Arc::clone(self);
             let abort = move || server.tell_all(&Command::Abort { room });
-            // Its share of the interval, from the room's own digits.
-            match room.checked_rem(most) {
+            // Its share of the interval, from the room's own digits, and another on the other side.
+            let digits = if self.config.prefill() { room } else { room >> 16 };
+            match digits.checked_rem(most) {
                 None => abort(),
                 Some(wait) => {
                     std::thread::spawn(move || {

@@ -40,6 +40,17 @@ impl Side {
     }
 }
 
+/// What the observer sees besides frames: each has all before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Sees {
+    /// Nothing: it reads a packet capture of the ranks' ports.
+    Frames,
+    /// How threads and processes end, and TCP's own troubles.
+    Threads,
+    /// Requests at the engines' HTTP ports.
+    Requests,
+}
+
 /// Whether the room is to be called pinned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -106,14 +117,14 @@ impl Expected {
 /// Classes that a transfer which does not end can have where only frames are seen.
 const SILENT: &[&str] = &["transfer_not_concluded", "transfer_worker_silent", "awaiting_prefill"];
 
-/// What must be said of a room. `http`: its requests can be seen.
-pub(crate) fn expected(prefill: &Side, decodes: &[Side], http: bool) -> Expected {
+/// What must be said of a room. `sees`: what else than frames.
+pub(crate) fn expected(prefill: &Side, decodes: &[Side], sees: Sees) -> Expected {
     let expected = if prefill.open() {
-        at_prefill(prefill, decodes, http)
+        at_prefill(prefill, decodes, sees)
     } else if decodes.iter().any(Side::open) {
-        at_decode(prefill, decodes, http)
+        at_decode(prefill, decodes, sees)
     } else {
-        return ended(prefill, decodes, http);
+        return ended(prefill, decodes, sees);
     };
     // A pause that has not ended is none of the room's doing.
     let paused = std::iter::once(prefill).chain(decodes).map(paused_ms).max().unwrap_or(0);
@@ -132,8 +143,8 @@ fn paused_ms(side: &Side) -> u64 {
     side.report.as_ref().map_or(0, |report| report.paused_ms)
 }
 
-fn at_prefill(prefill: &Side, decodes: &[Side], http: bool) -> Expected {
-    let Some(report) = &prefill.report else { return ended(prefill, decodes, http) };
+fn at_prefill(prefill: &Side, decodes: &[Side], sees: Sees) -> Expected {
+    let Some(report) = &prefill.report else { return ended(prefill, decodes, sees) };
     let (got, required) = report.got;
     let place = match report.queue {
         Queue::Bootstrap => "bootstrap queue",
@@ -143,20 +154,24 @@ fn at_prefill(prefill: &Side, decodes: &[Side], http: bool) -> Expected {
     let state = format!("prefill {:?} in its {place}", report.last);
     if report.receiver_dead && (got == 0 || got < required) {
         let why = format!("{state}, the thread that takes METADATA is dead");
+        if sees == Sees::Frames {
+            let classes = [SILENT, &["receiver_silent"]].concat();
+            return Expected::new(Pin::Must, &classes, &["prefill"], "likely", why);
+        }
         return Expected::new(Pin::Must, &["receiver_silent"], &["prefill"], "certain", why)
             .at_least("certain");
     }
     if report.abort_ignored && got == 0 {
         let why = format!("{state}, an ABORT had found no entry");
         // With the request seen to be open there, a hang-up on both sides is excluded.
-        let (min, max) = if http { ("likely", "certain") } else { ("possible", "likely") };
+        let (min, max) = if sees == Sees::Requests { ("likely", "certain") } else { ("possible", "likely") };
         return Expected::new(Pin::Must, &["abort_before_entry"], &["prefill"], max, why).at_least(min);
     }
     if got < required {
         let why = format!("{state}, METADATA of {got} of {required} decode ranks");
         return Expected::new(Pin::Must, &["metadata_incomplete"], &["decode"], "likely", why);
     }
-    if got == 0 && http && decodes.iter().all(|side| side.report.is_none()) {
+    if got == 0 && sees == Sees::Requests && decodes.iter().all(|side| side.report.is_none()) {
         let why = format!("{state}, decode never got the request");
         return Expected::new(Pin::Must, &["metadata_missing"], &["decode", NOBODY], "likely", why);
     }
@@ -168,7 +183,7 @@ fn at_prefill(prefill: &Side, decodes: &[Side], http: bool) -> Expected {
         let why = format!("{state}, every decode rank of it is dead");
         return Expected::new(Pin::Must, &["peer_lost"], &["decode"], "certain", why);
     }
-    if let Some(worker) = report.dead_worker {
+    if let Some(worker) = report.dead_worker.filter(|_| sees > Sees::Frames) {
         return Expected::new(
             Pin::Must,
             &["transfer_worker_silent"],
@@ -184,8 +199,8 @@ fn at_prefill(prefill: &Side, decodes: &[Side], http: bool) -> Expected {
     Expected::new(Pin::Must, SILENT, &["prefill"], "likely", format!("{state}, nothing concludes it"))
 }
 
-fn at_decode(prefill: &Side, decodes: &[Side], http: bool) -> Expected {
-    let min = if http { "likely" } else { "possible" };
+fn at_decode(prefill: &Side, decodes: &[Side], sees: Sees) -> Expected {
+    let min = if sees == Sees::Requests { "likely" } else { "possible" };
     let missing = decodes.iter().filter(|side| side.open()).filter_map(|side| side.report.as_ref());
     let asked = missing.clone().any(|report| report.asked);
     let (got, required) = missing.map(|report| report.got).next().unwrap_or((0, 0));
@@ -199,7 +214,7 @@ fn at_decode(prefill: &Side, decodes: &[Side], http: bool) -> Expected {
             why,
         )
         // A refused connect, or bytes that the peer's kernel does not acknowledge.
-        .at_least("likely");
+        .at_least(if sees > Sees::Frames { "likely" } else { "possible" });
     }
     if prefill.refused && prefill.report.is_none() {
         let why = "prefill has refused the request, decode waits";
@@ -207,8 +222,9 @@ fn at_decode(prefill: &Side, decodes: &[Side], http: bool) -> Expected {
             .at_least("likely");
     }
     if prefill.ended_with(KvPoll::Failed) {
-        let classes: &[_] = if http { &["peer_not_told"] } else { &["peer_not_told", "awaiting_prefill"] };
-        let max = if http { "certain" } else { "likely" };
+        let classes: &[_] =
+            if sees == Sees::Requests { &["peer_not_told"] } else { &["peer_not_told", "awaiting_prefill"] };
+        let max = if sees == Sees::Requests { "certain" } else { "likely" };
         let why = "prefill Failed, decode waits";
         return Expected::new(Pin::Must, classes, &[NOBODY, "prefill", "decode"], max, why).at_least(min);
     }
@@ -220,13 +236,13 @@ fn at_decode(prefill: &Side, decodes: &[Side], http: bool) -> Expected {
     Expected::new(Pin::May, &["awaiting_prefill", "unknown"], &["prefill", "decode"], "possible", why)
 }
 
-fn ended(prefill: &Side, decodes: &[Side], http: bool) -> Expected {
+fn ended(prefill: &Side, decodes: &[Side], sees: Sees) -> Expected {
     let hung_up = |side: &Side| {
         side.report
             .as_ref()
             .is_some_and(|report| report.ended.is_some() && report.last == KvPoll::Failed && !report.asked)
     };
-    if !http && decodes.iter().any(hung_up) {
+    if sees != Sees::Requests && decodes.iter().any(hung_up) {
         let why = "both sides have ended; ABORT without METADATA looks like the pin until the request is seen to end";
         return Expected::new(Pin::May, &["abort_before_entry"], &["prefill"], "possible", why);
     }
@@ -300,13 +316,13 @@ mod tests {
             let told = expected(
                 &side("prefill", Some(at_prefill)),
                 &[waiting(report(WaitingForInput, false, Queue::Transfer))],
-                true,
+                Sees::Requests,
             );
             assert_eq!((told.pin, told.class.first()), (Pin::Must, Some(&class)), "{told:?}");
         }
         let mut killed = waiting(report(WaitingForInput, false, Queue::Transfer));
         killed.alive = false;
-        let told = expected(&side("prefill", Some(inflight.clone())), &[killed], true);
+        let told = expected(&side("prefill", Some(inflight.clone())), &[killed], Sees::Requests);
         assert_eq!(told.class, ["peer_lost"]);
     }
 
@@ -314,20 +330,20 @@ mod tests {
     fn what_only_requests_show_is_asked_for_only_with_them() {
         let decode = || side("decode:0", Some(report(KvPoll::WaitingForInput, false, Queue::Transfer)));
         let refused = Side { refused: true, ..side("prefill", None) };
-        assert_eq!(expected(&refused, &[decode()], true).class, ["peer_not_told"]);
+        assert_eq!(expected(&refused, &[decode()], Sees::Requests).class, ["peer_not_told"]);
         let first = RoomReport { got: (0, 0), ..report(KvPoll::Bootstrapping, false, Queue::Bootstrap) };
         let alone = side("prefill", Some(first));
         let never = side("decode:0", None);
-        assert_eq!(expected(&alone, std::slice::from_ref(&never), true).pin, Pin::Must);
-        assert_eq!(expected(&alone, &[never], false).pin, Pin::May);
+        assert_eq!(expected(&alone, std::slice::from_ref(&never), Sees::Requests).pin, Pin::Must);
+        assert_eq!(expected(&alone, &[never], Sees::Threads).pin, Pin::May);
         let mut hung_up = report(KvPoll::Failed, true, Queue::Gone);
         hung_up.asked = false;
         let ended = [side("decode:0", Some(hung_up))];
         let mut prefill = side("prefill", Some(report(KvPoll::Failed, true, Queue::Gone)));
         prefill.open_ms = 100;
         let ended = ended.map(|side| Side { open_ms: 100, ..side });
-        assert_eq!(expected(&prefill, &ended, true).pin, Pin::Never);
-        assert_eq!(expected(&prefill, &ended, false).pin, Pin::May);
+        assert_eq!(expected(&prefill, &ended, Sees::Requests).pin, Pin::Never);
+        assert_eq!(expected(&prefill, &ended, Sees::Threads).pin, Pin::May);
     }
 
     #[test]
@@ -336,15 +352,15 @@ mod tests {
             paused_ms: 14_000,
             ..report(KvPoll::WaitingForInput, ended, if ended { Queue::Gone } else { Queue::Inflight })
         };
-        assert_eq!(expected(&side("prefill", Some(paused(true))), &[], true).pin, Pin::Never);
-        assert_eq!(expected(&side("prefill", Some(paused(false))), &[], true).pin, Pin::Never);
+        assert_eq!(expected(&side("prefill", Some(paused(true))), &[], Sees::Requests).pin, Pin::Never);
+        assert_eq!(expected(&side("prefill", Some(paused(false))), &[], Sees::Requests).pin, Pin::Never);
     }
 
     #[test]
     fn a_young_pin_need_not_be_told_yet() {
         let mut young = side("prefill", Some(report(KvPoll::WaitingForInput, false, Queue::Inflight)));
         young.open_ms = 5_000;
-        assert_eq!(expected(&young, &[], true).pin, Pin::May);
+        assert_eq!(expected(&young, &[], Sees::Requests).pin, Pin::May);
     }
 
     #[test]
@@ -352,8 +368,8 @@ mod tests {
         let done = side("prefill", Some(report(KvPoll::Success, true, Queue::Gone)));
         let mut quick = done.clone();
         quick.open_ms = 20;
-        assert_eq!(expected(&quick, &[], true).pin, Pin::Never);
-        let slow = expected(&done, &[], true);
+        assert_eq!(expected(&quick, &[], Sees::Requests).pin, Pin::Never);
+        let slow = expected(&done, &[], Sees::Requests);
         assert_eq!((slow.pin, slow.max_confidence), (Pin::May, "possible"));
     }
 }

@@ -153,11 +153,13 @@ pub(crate) struct Serve {
     pub context_pages: u32,
     /// [`HttpConfig::hangup_ms`].
     pub hangup_ms: u64,
+    /// [`HttpConfig::at_once`].
+    pub at_once: bool,
 }
 
 impl Default for Serve {
     fn default() -> Self {
-        Self { context_pages: u32::MAX, hangup_ms: 0 }
+        Self { context_pages: u32::MAX, hangup_ms: 0, at_once: false }
     }
 }
 
@@ -184,6 +186,7 @@ pub(crate) fn start(
             bootstrap_port,
             context_pages: serve.context_pages,
             hangup_ms: serve.hangup_ms,
+            at_once: serve.at_once,
         });
         place = Some(reached);
         for rank in &mut ranks {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 
 use crate::driver::{self, Files, Fleet, Output, Place};
-use crate::fleet::{self, Ports, Router, Serve};
+use crate::fleet::{self, Ports, Serve};
 use crate::rank::{Command, RankConfig, RoleConfig, Stream, now};
 use crate::wire::Engine;
 
@@ -109,6 +109,5 @@ fn start(plan: &Plan, output: &Output) -> Result<Fleet> {
             ranks.push(rank);
         }
     }
-    let router = if plan.http { Some(Router::start(&ranks, &log)?) } else { None };
-    Ok(Fleet { ranks, router })
+    Fleet::new(ranks, &log)
 }

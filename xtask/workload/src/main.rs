@@ -23,6 +23,8 @@ mod raw;
 mod router;
 mod scenario;
 mod status;
+mod trials;
+mod web;
 mod wire;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -64,6 +66,9 @@ enum Mode {
         /// Seconds to go on after the last fault: a pin is overdue after 10.
         #[arg(long, default_value_t = 15)]
         hold: u64,
+        /// What is expected is that of a packet capture of the ranks' ports: no requests (--http false), no threads.
+        #[arg(long)]
+        wire: bool,
     },
     /// Healthy rooms at a steady rate. A room is two control sends (METADATA, STATUS).
     Load {
@@ -103,6 +108,50 @@ enum Mode {
         /// Seconds that rooms have to end after the last has begun.
         #[arg(long, default_value_t = 3)]
         patience: u64,
+    },
+    /// Clients that hang up at moments of their own, among healthy requests: nothing pins.
+    Burst {
+        #[command(flatten)]
+        common: Common,
+        /// How many.
+        #[arg(long, default_value_t = 50)]
+        clients: u64,
+        /// Healthy requests per second on each of two pairs.
+        #[arg(long, default_value_t = 10)]
+        rate: u32,
+    },
+    /// Prefill engines that are paused under load and go on afterwards: nothing pins.
+    Pause {
+        #[command(flatten)]
+        common: Common,
+        /// How long, seconds.
+        #[arg(long, default_value_t = 30)]
+        seconds: u64,
+        /// Requests per second on each of two pairs.
+        #[arg(long, default_value_t = 10)]
+        rate: u32,
+    },
+    /// A NIXL room that pins before the load is ready, and nothing after it: only a gauge and an open request show it.
+    Ghost {
+        #[command(flatten)]
+        common: Common,
+        /// How long nothing comes, seconds.
+        #[arg(long, default_value_t = 75)]
+        seconds: u64,
+    },
+    /// Requests at a prefill engine's HTTP server at a fixed rate, answered at once, for measuring what watching costs.
+    Http {
+        #[command(flatten)]
+        common: Common,
+        /// Requests per second.
+        #[arg(long, default_value_t = 2000)]
+        rate: u32,
+        /// Bytes of a request's body, about.
+        #[arg(long, default_value_t = 8192)]
+        size: u32,
+        /// Seconds.
+        #[arg(long, default_value_t = 30)]
+        duration: u64,
     },
     /// STATUS messages at a fixed rate, nearly each a send of its own, for counting what a capture loses.
     Raw {
@@ -184,12 +233,13 @@ fn main() -> Result<()> {
         Err(_) => {}
     }
     match Arguments::parse().mode {
-        Mode::Demo { common, rate, hold } => scenario::run(&scenario::Plan {
+        Mode::Demo { common, rate, hold, wire } => scenario::run(&scenario::Plan {
             place: common.place(),
             files: common.files(),
             out: common.out,
             seed: common.seed,
-            http: common.http,
+            http: common.http && !wire,
+            wire,
             rate,
             hold: Duration::from_secs(hold),
         }),
@@ -230,6 +280,24 @@ fn main() -> Result<()> {
                 patience: Duration::from_secs(patience),
             })
         }
+        Mode::Burst { common, clients, rate } => trial(common, trials::Trial::Burst { clients }, rate),
+        Mode::Pause { common, seconds, rate } => {
+            trial(common, trials::Trial::Pause { time: Duration::from_secs(seconds) }, rate)
+        }
+        Mode::Ghost { common, seconds } => {
+            trial(common, trials::Trial::Ghost { time: Duration::from_secs(seconds) }, 10)
+        }
+        Mode::Http { common, rate, size, duration } => web::run(
+            &web::Plan {
+                place: common.place(),
+                seed: common.seed,
+                rate,
+                size,
+                duration: Duration::from_secs(duration),
+            },
+            &common.out,
+            &common.files(),
+        ),
         Mode::Raw { common, rate, duration, connections } => {
             ensure!(connections > 0 && rate > 0, "--connections and --rate must be above 0");
             raw::run(
@@ -242,4 +310,16 @@ fn main() -> Result<()> {
             )
         }
     }
+}
+
+fn trial(common: Common, trial: trials::Trial, rate: u32) -> Result<()> {
+    ensure!(common.http, "this load speaks HTTP: there is no --http false");
+    trials::run(&trials::Plan {
+        place: common.place(),
+        files: common.files(),
+        out: common.out,
+        seed: common.seed,
+        trial,
+        rate,
+    })
 }

@@ -185,7 +185,7 @@ fn watch(engines: &[SocketAddr]) {
 }
 
 /// The body as the router writes it: what the client sent, then the bootstrap fields.
-fn body(send: &Send, leg: &Leg, rid: &str) -> Vec<u8> {
+pub(crate) fn body(send: &Send, leg: &Leg, prompt: &str, rid: &str) -> Vec<u8> {
     let host = send.bootstrap.ip();
     let port = send.bootstrap.port();
     let asked = format!(
@@ -193,10 +193,9 @@ fn body(send: &Send, leg: &Leg, rid: &str) -> Vec<u8> {
         leg.pages, leg.compute_ms, send.scripted
     );
     format!(
-        "{{\"text\":\"{}\",\"sampling_params\":{{\"max_new_tokens\":8,\"temperature\":0,\"custom_params\":{asked}}},\
+        "{{\"text\":\"{prompt}\",\"sampling_params\":{{\"max_new_tokens\":8,\"temperature\":0,\"custom_params\":{asked}}},\
          \"stream\":{},\"rid\":\"{rid}\",\"bootstrap_host\":\"{host}\",\"bootstrap_port\":{port},\
          \"bootstrap_room\":{}}}",
-        pages::text(leg.pages),
         leg.streamed,
         send.room
     )
@@ -236,7 +235,7 @@ impl Router {
     fn send(self: &Arc<Self>, send: &Send) {
         for leg in &send.legs {
             let rid = rid(send.room);
-            let body = body(send, leg, &rid);
+            let body = body(send, leg, &pages::text(leg.pages), &rid);
             let head = http::request_head("POST", "/generate", leg.engine, body.len());
             let report = Arc::new(Mutex::new(LegReport {
                 room: send.room,
@@ -346,7 +345,7 @@ mod tests {
         let engine = SocketAddr::from(([127, 0, 0, 1], 30_000));
         let leg = Leg { engine, pages: 8, compute_ms: 5, streamed: false };
         let send = Send { room: 77, bootstrap: engine, legs: vec![leg.clone()], scripted: true };
-        let body = String::from_utf8(body(&send, &leg, "abc")).unwrap_or_default();
+        let body = String::from_utf8(body(&send, &leg, &pages::text(8), "abc")).unwrap_or_default();
         assert!(body.ends_with(
             "\"rid\":\"abc\",\"bootstrap_host\":\"127.0.0.1\",\"bootstrap_port\":30000,\"bootstrap_room\":77}"
         ));

@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 
 use crate::driver::{self, Files, Fleet, Output, Place, Room};
-use crate::fleet::{self, Ports, Rank, Router, Serve};
+use crate::expect::Sees;
+use crate::fleet::{self, Ports, Rank, Serve};
 use crate::net::{Outbox, Side};
 use crate::rank::{Command, RankConfig, RoleConfig, Stream, Work, now};
 use crate::router::{Leg, Order, Send};
@@ -43,6 +44,8 @@ pub(crate) struct Plan {
     pub seed: u64,
     /// Whether requests go over HTTP.
     pub http: bool,
+    /// The observer has a packet capture of the ranks' ports only.
+    pub wire: bool,
     /// Healthy rooms per second on each engine pair.
     pub rate: u32,
     /// How long the run goes on after the last fault.
@@ -153,15 +156,18 @@ fn start(plan: &Plan, output: &Output) -> Result<Fleet> {
         ranks.extend(fleet::start(engine, serve, ports.as_mut(), &log)?);
     }
     if plan.http {
-        let router = Some(Router::start(&ranks, &log)?);
-        return Ok(Fleet { ranks, router });
+        return Fleet::new(ranks, &log);
     }
     let address = |rank: &Rank| (rank.ip.clone(), rank.port);
     for (decode, prefill) in PEERS {
         let peer = ranks.get(prefill).map(address).context("no prefill rank")?;
         ranks.get_mut(decode).context("no decode rank")?.tell(&Command::Peers(vec![peer]))?;
     }
-    Ok(Fleet { ranks, router: None })
+    let mut fleet = Fleet::new(ranks, &log)?;
+    if plan.wire {
+        fleet.sees = Sees::Frames;
+    }
+    Ok(fleet)
 }
 
 fn ordinary(plan: &Plan, salt: u64, seconds: u64) -> Stream {
