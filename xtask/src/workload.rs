@@ -61,13 +61,17 @@ impl Workload {
 
     /// Ports that its ranks listen on.
     pub(crate) fn ports(&self) -> Result<Vec<u64>> {
+        self.ready("rank_ports")
+    }
+
+    /// Ports of its engines' HTTP and bootstrap servers.
+    pub(crate) fn http_ports(&self) -> Result<Vec<u64>> {
+        self.ready("http_ports")
+    }
+
+    fn ready(&self, name: &str) -> Result<Vec<u64>> {
         let ready: serde_json::Value = serde_json::from_slice(&std::fs::read(self.dir.join("ready.json"))?)?;
-        Ok(ready["rank_ports"]
-            .as_array()
-            .into_iter()
-            .flatten()
-            .filter_map(serde_json::Value::as_u64)
-            .collect())
+        Ok(ready[name].as_array().into_iter().flatten().filter_map(serde_json::Value::as_u64).collect())
     }
 
     /// Lets the load begin and waits for its results, one line of sums. Its processes stay.
