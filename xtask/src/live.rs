@@ -249,16 +249,14 @@ fn ghost(agent: &Path, dir: &Path) -> Result<Result<String, String>> {
         Ok(both) => both,
         Err(why) => return Ok(Err(why)),
     };
-    let ports: Vec<String> = workload
-        .http_ports()?
-        .into_iter()
-        .chain(workload.ports()?)
-        .map(|port| format!(":{port}\""))
-        .collect();
+    let servers = workload.servers()?;
     let begun = Instant::now();
     let is_it = |line: &&str| {
-        let its = line.contains("\"finding_opened\"") && line.contains("\"gauge_unexplained\"");
-        its && ports.iter().any(|port| line.contains(port))
+        // The last line may be half written.
+        let event: Value = serde_json::from_str(line).unwrap_or_default();
+        event["event"] == "finding_opened"
+            && event["class"] == "gauge_unexplained"
+            && event["engine"]["pid"].as_u64().is_some_and(|pid| servers.contains(&pid))
     };
     let said = loop {
         let events = std::fs::read_to_string(dir.join("events.jsonl")).context("read the agent's events")?;

@@ -6,6 +6,7 @@ use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use serde_json::Value;
 
 use crate::install;
 
@@ -61,17 +62,23 @@ impl Workload {
 
     /// Ports that its ranks listen on.
     pub(crate) fn ports(&self) -> Result<Vec<u64>> {
-        self.ready("rank_ports")
+        let ready = self.ready()?;
+        Ok(ready["rank_ports"].as_array().into_iter().flatten().filter_map(Value::as_u64).collect())
     }
 
-    /// Ports of its engines' HTTP and bootstrap servers.
-    pub(crate) fn http_ports(&self) -> Result<Vec<u64>> {
-        self.ready("http_ports")
+    /// Process ids of its engines' HTTP servers.
+    pub(crate) fn servers(&self) -> Result<Vec<u64>> {
+        let ready = self.ready()?;
+        Ok(ready["procs"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter_map(|rank| rank["server"].as_u64())
+            .collect())
     }
 
-    fn ready(&self, name: &str) -> Result<Vec<u64>> {
-        let ready: serde_json::Value = serde_json::from_slice(&std::fs::read(self.dir.join("ready.json"))?)?;
-        Ok(ready[name].as_array().into_iter().flatten().filter_map(serde_json::Value::as_u64).collect())
+    fn ready(&self) -> Result<Value> {
+        serde_json::from_slice(&std::fs::read(self.dir.join("ready.json"))?).context("ready.json")
     }
 
     /// Lets the load begin and waits for its results, one line of sums. Its processes stay.
