@@ -31,7 +31,7 @@ pub(crate) const ENGINE: &str = "engine";
 const READ: usize = 256_000;
 /// How long the parent outlives a scheduler that is gone (seen with real servers).
 const OUTLIVES: Duration = Duration::from_secs(5);
-/// Tokens of a streamed answer, and the time between two.
+/// Tokens of decode's streamed answer, and the time between two; prefill makes one.
 const TOKENS: usize = 3;
 const TOKEN_GAP: Duration = Duration::from_millis(2);
 
@@ -366,7 +366,8 @@ impl Server {
         let said = if failed { failure(reason) } else { generation(&pending.rid, 1, true) };
         if pending.streamed {
             // In a thread of its own: tokens take time, and the connection's thread waits for a hang-up.
-            std::thread::spawn(move || stream(&pending, failed.then_some(said)));
+            let tokens = if self.config.prefill() { 1 } else { TOKENS };
+            std::thread::spawn(move || stream(&pending, tokens, failed.then_some(said)));
         } else {
             let status = if failed { 500 } else { 200 };
             answer(&pending.connection, status, "application/json", said.to_string().as_bytes());
@@ -495,10 +496,10 @@ fn answer(connection: &File, status: u16, kind: &str, body: &[u8]) {
 }
 
 /// The rest of a streamed answer: an error stands inside it.
-fn stream(pending: &Pending, failure: Option<Value>) {
+fn stream(pending: &Pending, tokens: usize, failure: Option<Value>) {
     let mut out = &*pending.connection;
     let mut chunk = |text: &str| out.write_all(format!("{:x}\r\n{text}\r\n", text.len()).as_bytes());
-    let said = (1..=TOKENS).map(|n| generation(&pending.rid, n, n == TOKENS));
+    let said = (1..=tokens).map(|n| generation(&pending.rid, n, n == tokens));
     let said: Vec<Value> = failure.map_or_else(|| said.collect(), |failure| vec![failure]);
     for part in said {
         if chunk(&format!("data: {part}\n\n")).is_err() {

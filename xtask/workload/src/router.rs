@@ -22,7 +22,7 @@ use crate::rank::{Stream, now};
 pub(crate) const ROUTER: &str = "router";
 /// How often it asks the engines for their health.
 const HEALTH_EVERY: Duration = Duration::from_secs(5);
-/// Every so many decode answers of a stream of requests are streamed.
+/// Every so many clients of a stream of requests want a streamed answer, from both engines.
 const STREAMED: u64 = 4;
 
 /// Where one part of a request goes.
@@ -217,16 +217,12 @@ impl Router {
             let (Some(prefill), Some(decode)) = (prefills.get(at(prefill)), decodes.get(at(decode))) else {
                 continue;
             };
-            let leg = |engine, streamed| Leg {
-                engine,
-                pages: stream.pages,
-                compute_ms: stream.compute_ms,
-                streamed,
-            };
+            let streamed = n % STREAMED == STREAMED - 1;
+            let leg = |engine| Leg { engine, pages: stream.pages, compute_ms: stream.compute_ms, streamed };
             self.send(&Send {
                 room: stream.room(n),
                 bootstrap: prefill.1,
-                legs: vec![leg(prefill.0, false), leg(*decode, n % STREAMED == STREAMED - 1)],
+                legs: vec![leg(prefill.0), leg(*decode)],
                 scripted: false,
             });
         }
