@@ -299,7 +299,9 @@ mod tests {
             }
             fn write_vectored(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
                 self.1 += 1;
-                parts.iter().for_each(|part| self.0.extend_from_slice(part));
+                for part in parts {
+                    self.0.extend_from_slice(part);
+                }
                 Ok(self.0.len())
             }
             fn flush(&mut self) -> io::Result<()> {

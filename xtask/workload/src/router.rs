@@ -269,7 +269,9 @@ impl Router {
                 Ok(stream) => router.work(engine, &Arc::new(stream), &sender, &jobs),
                 Err(error) => {
                     eprintln!("router: {engine}: {error}");
-                    jobs.try_iter().for_each(|job| finish(&job.report, End::Broken, None));
+                    for job in jobs.try_iter() {
+                        finish(&job.report, End::Broken, None);
+                    }
                 }
             }
         });
