@@ -1,4 +1,5 @@
-//! Live checks besides the demo: the release agent on loads of the workload, scored against the ranks' own record.
+//! Live checks besides the demo: the release agent on loads of the workload, scored against the ranks' and the router's
+//! own record.
 //! Part of `cargo xtask test`. Each check says what it proves; needs root and BPF, and says so where they lack.
 
 use std::path::{Path, PathBuf};
@@ -11,7 +12,7 @@ use serde_json::Value;
 use crate::agent::{Agent, Start};
 use crate::own::{Own, lines};
 use crate::workload::{self, Workload};
-use crate::{demo, install};
+use crate::{demo, install, requests};
 
 /// One load, and when the agent attaches.
 struct Check {
@@ -185,7 +186,18 @@ fn scored(check: &Check, agent: &Path, dir: &Path) -> Result<Option<String>> {
         no_prompt(&std::fs::read_to_string(dir.join(file))?, file)?;
     }
     let events = own_events(&own, dir)?.0;
-    asked(check.asks, &std::fs::read_to_string(&events)?, &workload_truth)?;
+    let said = std::fs::read_to_string(&events)?;
+    asked(check.asks, &said, &workload_truth)?;
+    if !check.late {
+        let wrong = requests::wrong(&workload_truth, &said)?;
+        if let Some(first) = wrong.first() {
+            bail!(
+                "{} requests are not told as they were; {first}; everything is in {}",
+                wrong.len(),
+                dir.display()
+            );
+        }
+    }
     if check.late {
         silence_warmup(dir)?;
     }

@@ -240,7 +240,7 @@ impl Output {
             let line = json!({"room": leg.room, "scenario": scenarios.get(&leg.room), "rid": leg.rid,
                 "side": name(leg.engine), "port": leg.engine.port(), "streamed": leg.streamed,
                 "begin_rt": leg.begun, "first_byte_rt": leg.first_byte, "end_rt": leg.ended, "end": leg.end,
-                "status": leg.status});
+                "status": leg.status, "finish": leg.finish});
             self.put("request", line)?;
         }
         Ok(legs.into_iter().map(|leg| ((leg.room, leg.engine), leg)).collect())

@@ -110,6 +110,8 @@ pub(crate) struct LegReport {
     pub ended: Option<u64>,
     pub end: End,
     pub status: Option<u16>,
+    /// `finish_reason` of the answer, or `error`.
+    pub finish: Option<String>,
 }
 
 /// What a connection's thread is to do next.
@@ -243,6 +245,7 @@ impl Router {
                 ended: None,
                 end: End::Open,
                 status: None,
+                finish: None,
             }));
             lock(&self.legs).push(Arc::clone(&report));
             let job = Job { head, body, report };
@@ -296,6 +299,7 @@ impl Router {
                 finish(&job.report, End::Broken, None);
                 return;
             };
+            lock(&job.report).finish = reason(&answer.body);
             finish(&job.report, End::Answered, Some(answer.status));
             lock(&self.idle).entry(engine).or_default().push(own.clone());
         }
@@ -324,6 +328,17 @@ impl Router {
     }
 }
 
+/// Why an answer, or the last part of a streamed one, says that it ended.
+fn reason(body: &[u8]) -> Option<String> {
+    let text = std::str::from_utf8(body).ok()?;
+    let parts = text.split("data: ").map(str::trim).filter(|part| part.starts_with('{'));
+    let last: serde_json::Value = serde_json::from_str(parts.last()?).ok()?;
+    if last.get("error").is_some() {
+        return Some("error".to_owned());
+    }
+    Some(last["meta_info"]["finish_reason"]["type"].as_str()?.to_owned())
+}
+
 /// The first end counts.
 fn finish(report: &Mutex<LegReport>, end: End, status: Option<u16>) {
     let mut report = lock(report);
@@ -337,6 +352,16 @@ fn finish(report: &Mutex<LegReport>, end: End, status: Option<u16>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_last_part_of_an_answer_says_why_it_ended() {
+        let part = |why: &str| format!("{{\"meta_info\":{{\"finish_reason\":{why}}}}}");
+        let done = part("{\"type\":\"length\"}");
+        let streamed = format!("data: {}\n\ndata: {done}\n\ndata: [DONE]\n\n", part("null"));
+        assert_eq!(reason(streamed.as_bytes()).as_deref(), Some("length"));
+        assert_eq!(reason(done.as_bytes()).as_deref(), Some("length"));
+        assert_eq!(reason(b"{\"error\":{}}").as_deref(), Some("error"));
+    }
 
     #[test]
     fn the_room_is_the_last_thing_in_a_body() {
