@@ -140,7 +140,7 @@ fn live(places: &Places, late: bool) -> Result<Live> {
             Start::NotPossible(why) => return Ok(Live::NotPossible(why)),
         }
     }
-    eprintln!("running 11 engines and a router over HTTP and libzmq, for about 20 seconds");
+    eprintln!("running 11 engines and a router over HTTP and libzmq, for about half a minute");
     let mut workload = Workload::open(&["demo"], &places.dir)?;
     let agent = match agent {
         Some(agent) => agent,

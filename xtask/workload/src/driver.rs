@@ -27,12 +27,16 @@ pub(crate) struct Fleet {
 }
 
 impl Fleet {
-    /// Starts the router where the engines speak HTTP.
+    /// Starts the router where the engines speak HTTP, once they have "loaded their model": a real engine takes half a
+    /// minute for it, in which an observer that reads the process table now and then finds it.
     ///
     /// # Errors
     /// When it does not come up.
-    pub(crate) fn new(ranks: Vec<Rank>, log: &Path) -> Result<Self> {
+    pub(crate) fn new(ranks: Vec<Rank>, loading: Duration, log: &Path) -> Result<Self> {
         let http = ranks.iter().any(|rank| rank.http.is_some());
+        if http {
+            std::thread::sleep(loading);
+        }
         let router = if http { Some(Router::start(&ranks, log)?) } else { None };
         let sees = if http { Sees::Requests } else { Sees::Threads };
         Ok(Self { ranks, router, sees })

@@ -17,6 +17,7 @@ pub(crate) struct Plan {
     pub place: Place,
     pub seed: u64,
     pub http: bool,
+    pub loading: Duration,
     pub engine: Engine,
     pub prefills: usize,
     pub decodes: usize,
@@ -109,5 +110,5 @@ fn start(plan: &Plan, output: &Output) -> Result<Fleet> {
             ranks.push(rank);
         }
     }
-    Fleet::new(ranks, &log)
+    Fleet::new(ranks, plan.loading, &log)
 }

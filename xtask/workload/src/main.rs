@@ -199,6 +199,9 @@ struct Common {
     /// reality; without, the driver gives them to the ranks.
     #[arg(long, default_value_t = true, action = clap::ArgAction::Set, value_name = "BOOL")]
     http: bool,
+    /// Seconds between the start of engines that speak HTTP and their first request: real ones load a model meanwhile.
+    #[arg(long, default_value_t = 7)]
+    loading: u64,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -209,6 +212,10 @@ enum Family {
 }
 
 impl Common {
+    fn loading(&self) -> Duration {
+        Duration::from_secs(self.loading)
+    }
+
     fn files(&self) -> Files {
         Files { ready: self.ready_file.clone(), go: self.wait_file.clone(), linger: self.linger_file.clone() }
     }
@@ -235,6 +242,7 @@ fn main() -> Result<()> {
     match Arguments::parse().mode {
         Mode::Demo { common, rate, hold, wire } => scenario::run(&scenario::Plan {
             place: common.place(),
+            loading: common.loading(),
             files: common.files(),
             out: common.out,
             seed: common.seed,
@@ -263,6 +271,7 @@ fn main() -> Result<()> {
             );
             load::run(&load::Plan {
                 place: common.place(),
+                loading: common.loading(),
                 files: common.files(),
                 out: common.out,
                 seed: common.seed,
@@ -290,6 +299,7 @@ fn main() -> Result<()> {
         Mode::Http { common, rate, size, duration } => web::run(
             &web::Plan {
                 place: common.place(),
+                loading: common.loading(),
                 seed: common.seed,
                 rate,
                 size,
@@ -316,6 +326,7 @@ fn trial(common: Common, trial: trials::Trial, rate: u32) -> Result<()> {
     ensure!(common.http, "this load speaks HTTP: there is no --http false");
     trials::run(&trials::Plan {
         place: common.place(),
+        loading: common.loading(),
         files: common.files(),
         out: common.out,
         seed: common.seed,

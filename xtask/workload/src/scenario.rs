@@ -44,6 +44,7 @@ pub(crate) struct Plan {
     pub seed: u64,
     /// Whether requests go over HTTP.
     pub http: bool,
+    pub loading: Duration,
     /// The observer has a packet capture of the ranks' ports only.
     pub wire: bool,
     /// Healthy rooms per second on each engine pair.
@@ -156,14 +157,14 @@ fn start(plan: &Plan, output: &Output) -> Result<Fleet> {
         ranks.extend(fleet::start(engine, serve, ports.as_mut(), &log)?);
     }
     if plan.http {
-        return Fleet::new(ranks, &log);
+        return Fleet::new(ranks, plan.loading, &log);
     }
     let address = |rank: &Rank| (rank.ip.clone(), rank.port);
     for (decode, prefill) in PEERS {
         let peer = ranks.get(prefill).map(address).context("no prefill rank")?;
         ranks.get_mut(decode).context("no decode rank")?.tell(&Command::Peers(vec![peer]))?;
     }
-    let mut fleet = Fleet::new(ranks, &log)?;
+    let mut fleet = Fleet::new(ranks, plan.loading, &log)?;
     if plan.wire {
         fleet.sees = Sees::Frames;
     }

@@ -40,6 +40,7 @@ pub(crate) struct Plan {
     pub place: Place,
     pub seed: u64,
     pub files: Files,
+    pub loading: Duration,
     pub trial: Trial,
     /// Healthy requests per second on each pair.
     pub rate: u32,
@@ -117,7 +118,7 @@ fn start(plan: &Plan, output: &Output) -> Result<Fleet> {
     for engine in engines {
         ranks.extend(fleet::start(vec![engine], serve, Some(&mut ports), &log)?);
     }
-    Fleet::new(ranks, &log)
+    Fleet::new(ranks, plan.loading, &log)
 }
 
 fn load(plan: &Plan, salt: u64, count: u64) -> Stream {

@@ -24,6 +24,7 @@ const CONNECTIONS: u32 = 16;
 pub(crate) struct Plan {
     pub place: Place,
     pub seed: u64,
+    pub loading: Duration,
     /// Requests per second.
     pub rate: u32,
     /// Bytes of a body, about.
@@ -53,7 +54,7 @@ pub(crate) fn run(plan: &Plan, out: &Path, files: &Files) -> Result<()> {
     let ranks = fleet::start(vec![rank], serve, Some(&mut ports), &output.log())?;
     // The client is this process.
     std::fs::write("/proc/self/comm", router::ROUTER).context("set the process name")?;
-    let fleet = Fleet::new(ranks, &output.log())?;
+    let fleet = Fleet::new(ranks, plan.loading, &output.log())?;
     let (server, bootstrap) = fleet.prefill(0)?;
     output.ready(Some(&fleet), files)?;
     let begun = Instant::now();
