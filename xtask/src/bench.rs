@@ -224,15 +224,13 @@ fn watched(load: &[&str]) -> Result<Watched> {
     };
     std::thread::sleep(Duration::from_secs(2));
     println!("resident memory idle             {:>10.1} MiB (bar: at most 64)", resident(agent.pid())?);
+    let results = dir.join("workload");
+    install::empty(&results)?;
+    let mut workload = Workload::open_as(&target.join("release/pd-workload"), load, &results)?;
     let before = (Instant::now(), cpu(agent.pid())?);
-    install::run(
-        Command::new(target.join("release/pd-workload"))
-            .args(load)
-            .arg("--out")
-            .arg(dir.join("workload"))
-            .stdout(Stdio::null()),
-    )?;
+    workload.results()?;
     let (seconds, used) = (before.0.elapsed().as_secs_f64(), cpu(agent.pid())? - before.1);
+    workload.end()?;
     Ok(Watched { agent, seconds, used })
 }
 

@@ -30,7 +30,12 @@ impl Workload {
     /// Starts it with results going to `dir`, and waits until its connections are open. Its room numbers are made from
     /// this process's id: another workload on this host has others.
     pub(crate) fn open(arguments: &[&str], dir: &Path) -> Result<Self> {
-        let mut child = Command::new(install::target().join("debug/pd-workload"))
+        Self::open_as(&install::target().join("debug/pd-workload"), arguments, dir)
+    }
+
+    /// The same with another build of it.
+    pub(crate) fn open_as(program: &Path, arguments: &[&str], dir: &Path) -> Result<Self> {
+        let mut child = Command::new(program)
             .args(arguments)
             .args(["--seed", &std::process::id().to_string()])
             .arg("--out")

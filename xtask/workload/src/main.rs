@@ -56,7 +56,7 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Mode {
-    /// Healthy rooms, a slow one and hang-ups beside ten kinds of pins (about 20 seconds).
+    /// Healthy rooms, a slow one and hang-ups beside ten kinds of pins (about half a minute).
     Demo {
         #[command(flatten)]
         common: Common,
