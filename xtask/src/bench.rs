@@ -18,17 +18,21 @@ use crate::workload::{self, Workload};
 /// Arguments.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Only these: kernel, pipeline, replay, live.
+    /// Only these: kernel, pipeline, replay, live, http.
     parts: Vec<String>,
 }
 
 /// A part and how it is run.
 type Part = (&'static str, fn() -> Result<()>);
 
-const PARTS: [Part; 4] = [("kernel", kernel), ("pipeline", pipeline), ("replay", replay), ("live", live)];
+const PARTS: [Part; 5] =
+    [("kernel", kernel), ("pipeline", pipeline), ("replay", replay), ("live", live), ("http", http)];
 
 /// Rooms per second and seconds of the live part.
 const LIVE: (u32, u64) = (2000, 30);
+
+/// Requests per second, bytes of each and seconds of the HTTP part.
+const HTTP: (u32, u32, u64) = (2000, 8192, 30);
 
 /// How often the replay and tshark are timed; the medians are compared.
 const ROUNDS: usize = 5;
@@ -39,7 +43,7 @@ const RECORDED: (u32, u64) = (500, 20);
 /// Runs it.
 pub(crate) fn run(args: &Args) -> Result<()> {
     if let Some(unknown) = args.parts.iter().find(|p| !PARTS.iter().any(|(name, _)| name == p)) {
-        bail!("unknown part `{unknown}`: known are kernel, pipeline, replay and live");
+        bail!("unknown part `{unknown}`: known are kernel, pipeline, replay, live and http");
     }
     for (name, part) in PARTS {
         if args.parts.is_empty() || args.parts.iter().any(|p| p == name) {
@@ -136,7 +140,10 @@ fn record(dir: &Path) -> Result<PathBuf> {
         .context("start tcpdump")?;
     std::thread::sleep(Duration::from_secs(1));
     let (rate, seconds) = (rate.to_string(), seconds.to_string());
-    let mut workload = Workload::open(&["load", "--no-kv", "--rate", &rate, "--duration", &seconds], dir)?;
+    let mut workload = Workload::open(
+        &["load", "--http", "false", "--no-kv", "--rate", &rate, "--duration", &seconds],
+        dir,
+    )?;
     println!("recorded: {}", workload.results()?);
     workload.end()?;
     std::thread::sleep(Duration::from_secs(1));
@@ -155,8 +162,51 @@ fn median(mut of: Vec<f64>) -> f64 {
     of[of.len() / 2]
 }
 
-/// CPU and memory of an agent that watches a steady load.
+/// CPU and memory of an agent that watches a steady load of rooms, by frames alone.
 fn live() -> Result<()> {
+    let (rate, seconds) = (LIVE.0.to_string(), LIVE.1.to_string());
+    let load = ["load", "--http", "false", "--no-kv", "--rate", &rate, "--duration", &seconds];
+    let watched = watched(&load)?;
+    let closed = watched.agent.metric("roomtrace_rooms_closed_total", &["role=\"prefill\""])?.unwrap_or(0.0);
+    println!("rooms followed                   {closed:>10} in {:.1} s", watched.seconds);
+    watched.print("at most 10")
+}
+
+/// The same with requests at a prefill engine's HTTP server and no control traffic.
+fn http() -> Result<()> {
+    let (rate, size, seconds) = (HTTP.0.to_string(), HTTP.1.to_string(), HTTP.2.to_string());
+    let watched = watched(&["http", "--rate", &rate, "--size", &size, "--duration", &seconds])?;
+    let (rate, size, _) = HTTP;
+    println!("requests                         {rate:>10} /s of {size} bytes for {:.1} s", watched.seconds);
+    watched.print("at most 5")
+}
+
+/// An agent that has watched a load.
+struct Watched {
+    agent: Agent,
+    seconds: f64,
+    /// CPU time that the agent used meanwhile, seconds.
+    used: f64,
+}
+
+impl Watched {
+    fn print(self, bar: &str) -> Result<()> {
+        let Self { agent, seconds, used } = self;
+        println!(
+            "agent CPU                        {:>10.1} % of a core (bar: {bar})",
+            used / seconds * 100.0
+        );
+        println!("resident memory under load       {:>10.1} MiB", resident(agent.pid())?);
+        println!(
+            "losses counted                   {:>10}",
+            agent.metric("roomtrace_capture_lost_total", &[])?.unwrap_or(0.0)
+        );
+        agent.stop()
+    }
+}
+
+/// Runs a load of the workload under a fresh agent.
+fn watched(load: &[&str]) -> Result<Watched> {
     install::debian(&["libzmq3-dev", "pkg-config"])?;
     install::run(&mut cargo(&["build", "--quiet", "--release", "--package", "roomtrace"]))?;
     install::run(&mut cargo(&["build", "--quiet", "--release", "--package", "pd-workload"]))?;
@@ -174,25 +224,14 @@ fn live() -> Result<()> {
     };
     std::thread::sleep(Duration::from_secs(2));
     println!("resident memory idle             {:>10.1} MiB (bar: at most 64)", resident(agent.pid())?);
-    let (rate, seconds) = LIVE;
+    let results = dir.join("workload");
+    install::empty(&results)?;
+    let mut workload = Workload::open_as(&target.join("release/pd-workload"), load, &results)?;
     let before = (Instant::now(), cpu(agent.pid())?);
-    install::run(
-        Command::new(target.join("release/pd-workload"))
-            .args(["load", "--no-kv", "--rate", &rate.to_string(), "--duration", &seconds.to_string()])
-            .arg("--out")
-            .arg(dir.join("workload"))
-            .stdout(Stdio::null()),
-    )?;
-    let (took, used) = (before.0.elapsed().as_secs_f64(), cpu(agent.pid())? - before.1);
-    let closed = agent.metric("roomtrace_rooms_closed_total", &["role=\"prefill\""])?.unwrap_or(0.0);
-    println!("rooms followed                   {closed:>10} in {took:.1} s");
-    println!("agent CPU                        {:>10.1} % of a core (bar: at most 10)", used / took * 100.0);
-    println!("resident memory under load       {:>10.1} MiB", resident(agent.pid())?);
-    println!(
-        "losses counted                   {:>10}",
-        agent.metric("roomtrace_capture_lost_total", &[])?.unwrap_or(0.0)
-    );
-    agent.stop()
+    workload.results()?;
+    let (seconds, used) = (before.0.elapsed().as_secs_f64(), cpu(agent.pid())? - before.1);
+    workload.end()?;
+    Ok(Watched { agent, seconds, used })
 }
 
 /// User and system time of a process, seconds (`/proc/PID/stat`, fields 14 and 15; 100 ticks a second on Linux).

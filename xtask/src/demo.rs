@@ -49,8 +49,8 @@ struct Places {
 }
 
 impl Places {
-    fn new(given: Option<PathBuf>) -> Result<Self> {
-        let dir = install::target().join("demo");
+    fn new(given: Option<PathBuf>, name: &str) -> Result<Self> {
+        let dir = install::target().join(name);
         install::empty(&dir)?;
         Ok(Self { bundle: install::root().join("xtask/demo"), dir, given })
     }
@@ -66,7 +66,7 @@ impl Places {
 
 /// Runs it.
 pub(crate) fn run(args: &Args) -> Result<()> {
-    let places = Places::new(args.agent.clone())?;
+    let places = Places::new(args.agent.clone(), "demo")?;
     if args.record {
         return record(&places);
     }
@@ -75,8 +75,18 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 
 /// Runs it as one of the tests. Returns what could not be shown live, with the reason.
 pub(crate) fn as_test() -> Result<Vec<String>> {
-    let args = Args { replay: false, record: false, late: false, agent: None };
-    Ok(demo(&Places::new(None)?, &args)?.map(|why| format!("demo, live part: {why}")).into_iter().collect())
+    test(false, "demo")
+}
+
+/// The same, with an agent that comes when the connections are open.
+pub(crate) fn late_as_test() -> Result<Vec<String>> {
+    test(true, "demo-late")
+}
+
+fn test(late: bool, name: &str) -> Result<Vec<String>> {
+    let args = Args { replay: false, record: false, late, agent: None };
+    let not_live = demo(&Places::new(None, name)?, &args)?;
+    Ok(not_live.map(|why| format!("{name}, live part: {why}")).into_iter().collect())
 }
 
 /// Returns why it was not live.
@@ -130,7 +140,7 @@ fn live(places: &Places, late: bool) -> Result<Live> {
             Start::NotPossible(why) => return Ok(Live::NotPossible(why)),
         }
     }
-    eprintln!("running 9 engine processes over libzmq, for about 20 seconds");
+    eprintln!("running 11 engines and a router over HTTP and libzmq, for about half a minute");
     let mut workload = Workload::open(&["demo"], &places.dir)?;
     let agent = match agent {
         Some(agent) => agent,
@@ -214,7 +224,8 @@ fn record(places: &Places) -> Result<()> {
         .spawn()
         .context("start tcpdump")?;
     std::thread::sleep(Duration::from_secs(1));
-    let mut workload = Workload::open(&["demo", "--rate", "5"], &places.dir)?;
+    // A capture of the ranks' ports: no threads and no requests.
+    let mut workload = Workload::open(&["demo", "--wire", "--rate", "5"], &places.dir)?;
     eprintln!("recorded: {}", workload.results()?);
     std::thread::sleep(Duration::from_millis(500));
     terminate(&mut tcpdump)?;

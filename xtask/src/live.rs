@@ -1,23 +1,35 @@
-//! Live checks besides the demo: the release agent on loads of the workload, scored against the ranks' own record.
+//! Live checks besides the demo: the release agent on loads of the workload, scored against the ranks' and the router's
+//! own record.
 //! Part of `cargo xtask test`. Each check says what it proves; needs root and BPF, and says so where they lack.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
 use crate::agent::{Agent, Start};
-use crate::install;
-use crate::own::Own;
+use crate::own::{Own, lines};
 use crate::workload::{self, Workload};
+use crate::{demo, install, requests};
 
 /// One load, and when the agent attaches.
 struct Check {
     name: &'static str,
     late: bool,
+    asks: Asks,
     arguments: &'static [&'static str],
+}
+
+/// What a check asks for besides the score.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Asks {
+    Nothing,
+    /// Every room is closed, also those whose end is on no rank's port.
+    Closed,
+    /// No room is called pinned, however unsure.
+    NoPin,
 }
 
 /// Loads whose every room must be followed to its end.
@@ -25,34 +37,70 @@ const CHECKS: &[Check] = &[
     Check {
         name: "500 rooms at 50 a second",
         late: false,
+        asks: Asks::Nothing,
         arguments: &["load", "--rate", "50", "--rooms", "500", "--duration", "12"],
     },
     Check {
         name: "the agent starts when the connections are open",
         late: true,
+        asks: Asks::Nothing,
         arguments: &["load", "--rate", "50", "--duration", "5"],
     },
     Check {
         name: "IPv6",
         late: false,
+        asks: Asks::Nothing,
         arguments: &["load", "--rate", "50", "--duration", "3", "--family", "v6"],
     },
     Check {
         name: "IPv4 peers of IPv6 sockets",
         late: false,
+        asks: Asks::Nothing,
         arguments: &["load", "--rate", "50", "--duration", "3", "--family", "mapped"],
     },
     Check {
         name: "METADATA of 200 000 pages",
         late: false,
+        asks: Asks::Nothing,
         arguments: &["load", "--rate", "2", "--duration", "4", "--pages", "200000", "--no-kv"],
     },
     Check {
         name: "80 METADATA in one call",
         late: false,
+        asks: Asks::Nothing,
         arguments: &["load", "--rate", "200", "--duration", "4", "--batch", "80", "--pages", "4", "--no-kv"],
     },
+    Check {
+        name: "no HTTP",
+        late: false,
+        asks: Asks::Nothing,
+        arguments: &["load", "--rate", "50", "--duration", "3", "--http", "false"],
+    },
+    Check {
+        name: "NIXL 0.5.17, whose rooms only their requests end",
+        late: false,
+        asks: Asks::Closed,
+        arguments: &["load", "--rate", "50", "--duration", "4", "--engine", "nixl-0.5.17"],
+    },
+    Check {
+        name: "50 clients hang up at moments of their own",
+        late: false,
+        asks: Asks::NoPin,
+        arguments: &["burst", "--clients", "50"],
+    },
+    Check {
+        name: "prefill is paused for 30 seconds under load",
+        late: false,
+        asks: Asks::NoPin,
+        arguments: &["pause", "--seconds", "30"],
+    },
 ];
+
+/// What every prompt of the workload is made of (`pages.rs`).
+const PROMPT: &str = "confidential-prompt-text";
+
+/// How long an agent has to find what was there before it.
+const FOUND_WITHIN: Duration = Duration::from_mins(1);
 
 /// Seconds and messages per second of the loss check.
 const RAW: (u64, u64) = (30, 22_000);
@@ -84,7 +132,12 @@ pub(crate) fn as_test() -> Result<Vec<String>> {
         Ok(said) => eprintln!("ok: {said}"),
         Err(why) => return Ok(vec![format!("live checks: {why}")]),
     }
-    Ok(Vec::new())
+    let dir = fresh(&install::target().join("live"), "ghost")?;
+    match ghost(&agent, &dir).context("live check: a pin that was there before the agent")? {
+        Ok(said) => eprintln!("ok: {said}"),
+        Err(why) => return Ok(vec![format!("live checks: {why}")]),
+    }
+    demo::late_as_test().context("live check: the demo, and the agent comes when the connections are open")
 }
 
 fn fresh(dir: &Path, name: &str) -> Result<PathBuf> {
@@ -120,11 +173,31 @@ fn scored(check: &Check, agent: &Path, dir: &Path) -> Result<Option<String>> {
         Err(why) => return Ok(Some(why)),
     };
     workload.results()?;
-    let own = Own::of_truth(&workload.truth()?)?;
+    let workload_truth = workload.truth()?;
+    let own = Own::of_truth(&workload_truth)?;
     workload.end()?;
     agent.check()?;
+    let shown = ["/metrics", "/api/v1/rooms", "/api/v1/findings", "/status"].map(|page| agent.get(page));
     agent.stop()?;
+    for page in shown {
+        no_prompt(&page?, "a page")?;
+    }
+    for file in ["events.jsonl", "agent.log"] {
+        no_prompt(&std::fs::read_to_string(dir.join(file))?, file)?;
+    }
     let events = own_events(&own, dir)?.0;
+    let said = std::fs::read_to_string(&events)?;
+    asked(check.asks, &said, &workload_truth)?;
+    if !check.late {
+        let wrong = requests::wrong(&workload_truth, &said)?;
+        if let Some(first) = wrong.first() {
+            bail!(
+                "{} requests are not told as they were; {first}; everything is in {}",
+                wrong.len(),
+                dir.display()
+            );
+        }
+    }
     if check.late {
         silence_warmup(dir)?;
     }
@@ -142,6 +215,82 @@ fn scored(check: &Check, agent: &Path, dir: &Path) -> Result<Option<String>> {
         bail!("the agent was wrong; everything is in {}:\n{shown}", dir.display());
     }
     Ok(None)
+}
+
+fn no_prompt(text: &str, place: &str) -> Result<()> {
+    if text.contains(PROMPT) {
+        bail!("{place} of the agent has text of a prompt in it");
+    }
+    Ok(())
+}
+
+/// What a check asks for besides the score.
+fn asked(asks: Asks, events: &str, truth: &str) -> Result<()> {
+    let rooms = |event: &'static str| -> Result<Vec<String>> {
+        let its = |line: &Value| line["event"] == event;
+        let all: Vec<Value> = lines(events).collect::<Result<_>>()?;
+        Ok(all.into_iter().filter(its).filter_map(|line| Some(line["room"].as_str()?.to_owned())).collect())
+    };
+    match asks {
+        Asks::Nothing => Ok(()),
+        Asks::NoPin => match rooms("room_pinned")?.as_slice() {
+            [] => Ok(()),
+            pins => bail!("{} rooms were called pinned, the first is {}", pins.len(), pins[0]),
+        },
+        Asks::Closed => {
+            let closed = rooms("room_closed")?;
+            let open: Vec<String> = lines(truth)
+                .collect::<Result<Vec<_>>>()?
+                .iter()
+                .filter(|line| line["kind"] == "room")
+                .map(|line| line["room"].to_string())
+                .filter(|room| !closed.contains(room))
+                .collect();
+            match open.first() {
+                None => Ok(()),
+                Some(first) => bail!("{} rooms were not closed, the first is {first}", open.len()),
+            }
+        }
+    }
+}
+
+/// An agent that comes when a room is pinned already and nothing more happens says that a gauge shows what no room
+/// explains. The inner error: why this host cannot be observed.
+fn ghost(agent: &Path, dir: &Path) -> Result<Result<String, String>> {
+    let (mut agent, mut workload) = match start(true, agent, &["ghost", "--seconds", "1"], dir)? {
+        Ok(both) => both,
+        Err(why) => return Ok(Err(why)),
+    };
+    let servers = workload.servers()?;
+    let begun = Instant::now();
+    let is_it = |line: &&str| {
+        // The last line may be half written.
+        let event: Value = serde_json::from_str(line).unwrap_or_default();
+        event["event"] == "finding_opened"
+            && event["class"] == "gauge_unexplained"
+            && event["engine"]["pid"].as_u64().is_some_and(|pid| servers.contains(&pid))
+    };
+    let said = loop {
+        let events = std::fs::read_to_string(dir.join("events.jsonl")).context("read the agent's events")?;
+        if let Some(line) = events.lines().find(is_it) {
+            break line.to_owned();
+        }
+        if begun.elapsed() > FOUND_WITHIN {
+            bail!(
+                "no `gauge_unexplained` about the workload within {} s; see {}",
+                FOUND_WITHIN.as_secs(),
+                dir.display()
+            );
+        }
+        agent.check()?;
+        std::thread::sleep(Duration::from_millis(200));
+    };
+    no_prompt(&said, "a finding")?;
+    let took = begun.elapsed().as_secs();
+    workload.results()?;
+    workload.end()?;
+    agent.stop()?;
+    Ok(Ok(format!("a pin that was there before the agent: found by its gauge after {took} s")))
 }
 
 /// A file with the events about the workload, and how many were about other engines on this host.

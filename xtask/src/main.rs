@@ -11,6 +11,7 @@ mod install;
 mod lint;
 mod live;
 mod own;
+mod requests;
 mod test;
 mod workload;
 

@@ -31,7 +31,9 @@ impl Own {
             if line["kind"] == "room" {
                 own.rooms.insert(line["room"].to_string());
             }
-            own.ports.extend(line["rank_ports"].as_array().into_iter().flatten().filter_map(Value::as_u64));
+            for ports in [&line["rank_ports"], &line["http_ports"]] {
+                own.ports.extend(ports.as_array().into_iter().flatten().filter_map(Value::as_u64));
+            }
         }
         Ok(own)
     }

@@ -6,6 +6,7 @@ use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use serde_json::Value;
 
 use crate::install;
 
@@ -29,7 +30,12 @@ impl Workload {
     /// Starts it with results going to `dir`, and waits until its connections are open. Its room numbers are made from
     /// this process's id: another workload on this host has others.
     pub(crate) fn open(arguments: &[&str], dir: &Path) -> Result<Self> {
-        let mut child = Command::new(install::target().join("debug/pd-workload"))
+        Self::open_as(&install::target().join("debug/pd-workload"), arguments, dir)
+    }
+
+    /// The same with another build of it.
+    pub(crate) fn open_as(program: &Path, arguments: &[&str], dir: &Path) -> Result<Self> {
+        let mut child = Command::new(program)
             .args(arguments)
             .args(["--seed", &std::process::id().to_string()])
             .arg("--out")
@@ -61,13 +67,23 @@ impl Workload {
 
     /// Ports that its ranks listen on.
     pub(crate) fn ports(&self) -> Result<Vec<u64>> {
-        let ready: serde_json::Value = serde_json::from_slice(&std::fs::read(self.dir.join("ready.json"))?)?;
-        Ok(ready["rank_ports"]
+        let ready = self.ready()?;
+        Ok(ready["rank_ports"].as_array().into_iter().flatten().filter_map(Value::as_u64).collect())
+    }
+
+    /// Process ids of its engines' HTTP servers.
+    pub(crate) fn servers(&self) -> Result<Vec<u64>> {
+        let ready = self.ready()?;
+        Ok(ready["procs"]
             .as_array()
             .into_iter()
             .flatten()
-            .filter_map(serde_json::Value::as_u64)
+            .filter_map(|rank| rank["server"].as_u64())
             .collect())
+    }
+
+    fn ready(&self) -> Result<Value> {
+        serde_json::from_slice(&std::fs::read(self.dir.join("ready.json"))?).context("ready.json")
     }
 
     /// Lets the load begin and waits for its results, one line of sums. Its processes stay.

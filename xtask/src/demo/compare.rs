@@ -45,6 +45,7 @@ pub(crate) struct Expected {
     pub(crate) must: bool,
     pub(crate) class: Vec<String>,
     pub(crate) owed: Vec<String>,
+    pub(crate) min_confidence: String,
     pub(crate) max_confidence: String,
     pub(crate) why: String,
 }
@@ -111,9 +112,11 @@ pub(crate) fn rooms_only(truth: &str) -> Result<String> {
 pub(crate) fn compare(truth: &str, events: &str, late: bool) -> Result<Comparison> {
     let mut expected = HashMap::new();
     let mut rooms = Vec::new();
+    let mut requests = false;
     for line in lines(truth) {
         let line = line.context("truth")?;
         match line["kind"].as_str() {
+            Some("request") => requests = true,
             Some("room") if late && line["scenario"].as_str().is_some_and(|s| s.starts_with("warmup")) => {}
             Some("room") => rooms.push(line),
             Some("expected") => {
@@ -169,7 +172,7 @@ pub(crate) fn compare(truth: &str, events: &str, late: bool) -> Result<Compariso
             wrong: None,
             number,
         };
-        room.wrong = judge(&room);
+        room.wrong = judge(&room, requests);
         let place = scenarios.values().position(|(name, _)| *name == scenario).unwrap_or(scenarios.len());
         scenarios.entry(place).or_insert_with(|| (scenario, Vec::new())).1.push(room);
     }
@@ -185,6 +188,8 @@ fn read_expected(line: &Value) -> Expected {
         must: line["pin"] == "must",
         class: texts(&line["class"]),
         owed: texts(&line["owed"]),
+        // A truth without it was recorded for an observer of frames alone.
+        min_confidence: line["min_confidence"].as_str().unwrap_or("possible").to_owned(),
         max_confidence: text(&line["max_confidence"]),
         why: text(&line["why"]),
     }
@@ -221,10 +226,16 @@ fn rank(confidence: &str) -> usize {
     CONFIDENCES.iter().position(|c| *c == confidence).unwrap_or(CONFIDENCES.len())
 }
 
-fn judge(room: &Room) -> Option<String> {
+/// `requests`: those behind the rooms could be seen.
+fn judge(room: &Room, requests: bool) -> Option<String> {
     if room.label == "success" && room.closed.as_deref() != Some("success") {
         let said = room.closed.as_deref().unwrap_or("not closed");
         return Some(format!("both engines succeeded, the agent says: {said}"));
+    }
+    if room.label == "success_off_wire" && requests && matches!(room.closed.as_deref(), None | Some("failed"))
+    {
+        let said = room.closed.as_deref().unwrap_or("not closed");
+        return Some(format!("both requests were answered, the agent says: {said}"));
     }
     match (&room.expected, &room.found) {
         (None, Some(found)) => Some(format!("called pinned ({}) though it is not", found.class)),
@@ -235,17 +246,19 @@ fn judge(room: &Room) -> Option<String> {
         (Some(expected), Some(found)) => {
             let class =
                 std::iter::once(&found.class).chain(&found.candidates).any(|c| expected.class.contains(c));
-            let owed = found.owed.as_ref().is_some_and(|owed| expected.owed.contains(owed));
+            let said = found.owed.as_deref().unwrap_or("nobody");
+            let owed = expected.owed.iter().any(|owed| owed == said);
             if !class {
                 Some(format!("class {}, right is {}", found.class, expected.class.join(" or ")))
             } else if !owed {
-                let said = found.owed.as_deref().unwrap_or("nobody");
                 Some(format!("owed by {said}, right is {}", expected.owed.join(" or ")))
             } else if rank(&found.confidence) > rank(&expected.max_confidence) {
                 Some(format!(
-                    "{}, the wire carries no more than {}",
+                    "{}, what is seen carries no more than {}",
                     found.confidence, expected.max_confidence
                 ))
+            } else if rank(&found.confidence) < rank(&expected.min_confidence) {
+                Some(format!("only {}, what is seen demands {}", found.confidence, expected.min_confidence))
             } else {
                 None
             }
@@ -283,6 +296,35 @@ mod tests {
         assert_eq!(wrong(&pinned("12", "peer_lost", "possible", "prefill")).len(), 1);
         assert_eq!(wrong(&pinned("12", "abort_before_entry", "possible", "decode")).len(), 1);
         assert_eq!(wrong(&pinned("12", "abort_before_entry", "certain", "prefill")).len(), 1);
+    }
+
+    #[test]
+    fn a_success_off_the_wire_is_seen_by_its_requests() {
+        let room =
+            "{\"kind\":\"room\",\"room\":5,\"scenario\":\"healthy_nixl\",\"label\":\"success_off_wire\"}\n";
+        let requests = format!("{room}{{\"kind\":\"request\",\"room\":5}}\n");
+        let closed = "{\"event\":\"room_closed\",\"room\":\"5\",\"outcome\":null}";
+        let wrong = |truth: &str, events| compare(truth, events, false).unwrap().wrong();
+        assert_eq!((wrong(room, ""), wrong(&requests, ""), wrong(&requests, closed)), (0, 1, 0));
+    }
+
+    #[test]
+    fn what_is_seen_demands_a_confidence() {
+        let truth = TRUTH.replace("\"max_confidence\"", "\"min_confidence\":\"likely\",\"max_confidence\"");
+        let wrong = |confidence| {
+            let events = pinned("12", "abort_before_entry", confidence, "prefill");
+            compare(&truth, &events, false).unwrap().wrong()
+        };
+        assert_eq!((wrong("possible"), wrong("likely"), wrong("certain")), (1, 0, 1));
+    }
+
+    #[test]
+    fn nobody_may_owe() {
+        let truth = TRUTH.replace("[\"prefill\"]", "[\"nobody\"]");
+        let nobody = pinned("12", "abort_before_entry", "likely", "X").replace("{\"role\":\"X\"}", "null");
+        assert_eq!(compare(&truth, &nobody, false).unwrap().wrong(), 0);
+        let prefill = pinned("12", "abort_before_entry", "likely", "prefill");
+        assert_eq!(compare(&truth, &prefill, false).unwrap().wrong(), 1);
     }
 
     #[test]

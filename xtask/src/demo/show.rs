@@ -1,4 +1,4 @@
-//! The demo's result for a person at a terminal, in fewer than 60 lines. Colours only on a terminal.
+//! The demo's result for a person at a terminal, in fewer than 70 lines. Colours only on a terminal.
 
 use std::io::IsTerminal;
 
@@ -17,9 +17,13 @@ const TITLES: &[(&str, &str)] = &[
     ("abort_first", "ABORT reaches prefill before the request (mooncake)"),
     ("abort_first_nixl", "ABORT reaches prefill before the request (NIXL: stays in the inflight queue)"),
     ("dead_worker", "a transfer worker thread dies"),
+    ("receiver_killed", "another program's message kills prefill's receive thread"),
     ("one_rank_silent", "one of two decode ranks never sends METADATA"),
     ("killed_peer", "the decode process is killed while prefill computes"),
     ("refused_status", "prefill's STATUS goes to a port that refuses"),
+    ("black_hole", "decode's kernel drops the STATUS"),
+    ("refused_prompt", "prefill answers 400, decode is not told"),
+    ("prefill_only", "decode never gets the request"),
 ];
 
 /// Prints it.
@@ -73,7 +77,7 @@ fn healthy(result: &Comparison, paint: &Paint) {
     let silent = rooms.iter().filter(|room| room.label == "success_off_wire").count();
     println!("{} {} ordinary requests", paint.mark(wrong.is_none()), rooms.len());
     println!(
-        "    expected  never pinned; success seen, except of {silent} NIXL rooms, whose success is not on TCP"
+        "    expected  never pinned; success seen, except of {silent} NIXL rooms: only their requests tell"
     );
     let pinned = rooms.iter().filter(|room| room.found.is_some()).count();
     println!("    found     {pinned} pinned; {closed} seen to succeed");
@@ -102,7 +106,12 @@ fn expected(room: &Room) -> String {
     match &room.expected {
         None => format!("not pinned ({})", room.label),
         Some(e) if e.must => {
-            format!("PINNED {}, {} owes · {}", e.class.join(" or "), e.owed.join(" or "), e.why)
+            let sure = if e.min_confidence == e.max_confidence {
+                e.max_confidence.clone()
+            } else {
+                format!("{} to {}", e.min_confidence, e.max_confidence)
+            };
+            format!("PINNED {}, {} owes · {sure} · {}", e.class.join(" or "), e.owed.join(" or "), e.why)
         }
         Some(e) => format!("at most `{}`: {}", e.max_confidence, e.why),
     }

@@ -11,11 +11,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
-use crate::net::{self, Outbox, Side, lock};
-use crate::prefill::decode_block;
-use crate::rank::{Command, Event, Queue, RankConfig, RoomReport, Stream, TURN, now, say};
+use crate::net::{Outbox, Side, lock};
+use crate::rank::{
+    Command, Event, LOADS_EVERY, Loads, Pauses, Queue, RankConfig, RoomReport, Stream, TURN, Work, now, say,
+};
 use crate::status::{KvPoll, StatusTable};
 use crate::wire::{self, DecodeName, Engine, Metadata, ToDecode};
+use crate::{bootstrap, kv, net};
 
 /// KV pages that running requests always hold.
 const RESIDENT_PAGES: u64 = 64;
@@ -45,7 +47,10 @@ struct Receiver {
     asked_at: Option<Instant>,
     abort_sent: bool,
     scripted: bool,
+    tell_end: bool,
     batch: u32,
+    /// How long the engine had been paused when it came.
+    paused_before: u64,
 }
 
 struct Scheduler<'a> {
@@ -70,6 +75,11 @@ struct Scheduler<'a> {
     generation: u64,
     requests: u32,
     close_status: &'a AtomicBool,
+    /// Bootstrap servers that were asked, with the index of their prefill rank among the peers.
+    servers: HashMap<SocketAddr, usize>,
+    heartbeats: Arc<Mutex<Vec<SocketAddr>>>,
+    pauses: Pauses,
+    told: Option<(Loads, Instant)>,
 }
 
 /// Runs a decode rank until its driver ends it.
@@ -142,6 +152,10 @@ pub(crate) fn run(
         generation: 0,
         requests: 0,
         close_status: &close_status,
+        servers: HashMap::new(),
+        heartbeats: Arc::default(),
+        pauses: Pauses::default(),
+        told: None,
     };
     loop {
         let mut next = commands.recv_timeout(TURN).ok();
@@ -225,9 +239,9 @@ fn take_kv(listener: &TcpListener, notified: Option<&Arc<Mutex<Tables>>>) {
 }
 
 fn read_blocks(mut stream: TcpStream, notified: Option<&Mutex<Tables>>) {
-    let mut block = [0; decode_block::SIZE];
+    let mut block = [0; kv::SIZE];
     while stream.read_exact(&mut block).is_ok() {
-        if let (Some(tables), Some((room, rank))) = (notified, decode_block::read(&block)) {
+        if let (Some(tables), Some((room, rank))) = (notified, kv::read(&block)) {
             let mut tables = lock(tables);
             if tables.status.entry(room).is_some() {
                 tables.answered.entry(room).or_default().insert(rank);
@@ -241,8 +255,15 @@ impl Scheduler<'_> {
         match command {
             Command::Peers(peers) => self.peers.clone_from(peers),
             Command::Stream(stream) => self.streams.push((stream.clone(), 0)),
-            Command::Request { room, pages, prefill, .. } => self.request(*room, *pages, *prefill, true, 0),
+            Command::Request(work) => self.request(work, 0),
             Command::Abort { room } => self.hang_up(*room),
+            Command::Pause => self.pauses.set(true),
+            Command::Continue => self.pauses.set(false),
+            Command::DropStatuses => {
+                if let Err(error) = net::drop_all(self.name.port) {
+                    eprintln!("cannot drop what comes in: {error:#}");
+                }
+            }
             Command::TakeMemory => {
                 self.memory_taken = true;
                 self.free_pages = 0;
@@ -253,36 +274,54 @@ impl Scheduler<'_> {
     }
 
     /// A request comes: its receiver is made and its prefill rank known.
-    fn request(&mut self, room: u64, pages: u32, prefill: usize, scripted: bool, batch: u32) {
-        lock(self.tables).status.update(room, KvPoll::Bootstrapping);
-        let report = RoomReport {
-            room,
-            last: KvPoll::Bootstrapping,
-            begun: now(),
-            ended: None,
-            queue: Queue::Prealloc,
-            reason: None,
-            got: (0, 1),
-            abort_ignored: false,
-            dead_worker: None,
-            asked: false,
-        };
+    fn request(&mut self, work: &Work, batch: u32) {
+        lock(self.tables).status.update(work.room, KvPoll::Bootstrapping);
         self.requests = self.requests.wrapping_add(1);
         let aux_index = self.requests % 1024;
         let mut receiver = Receiver {
-            report,
-            pages,
-            prefill,
+            report: RoomReport::new(work.room, KvPoll::Bootstrapping, Queue::Prealloc, 1),
+            pages: work.pages,
+            prefill: work.prefill,
             aux_index,
             asked_at: None,
             abort_sent: false,
-            scripted,
+            scripted: work.scripted,
+            tell_end: work.tell_end,
             batch,
+            paused_before: self.pauses.total_ms(),
         };
-        self.register(prefill, batch > 1);
-        lock(self.tables).status.update(room, KvPoll::WaitingForInput);
+        if let Some(server) = work.bootstrap {
+            match self.find(server) {
+                Ok(prefill) => receiver.prefill = prefill,
+                Err(error) => {
+                    receiver.report.reason =
+                        Some(format!("Could not fetch prefill parallel info: {error:#}"));
+                    self.end(&mut receiver, KvPoll::Failed);
+                    return;
+                }
+            }
+        }
+        self.register(receiver.prefill, batch > 1);
+        lock(self.tables).status.update(work.room, KvPoll::WaitingForInput);
         self.saw(&mut receiver, KvPoll::WaitingForInput);
         self.prealloc.push_back(receiver);
+    }
+
+    /// Index of the prefill rank behind a bootstrap server, which is asked once and watched from then on.
+    fn find(&mut self, server: SocketAddr) -> Result<usize> {
+        if let Some(index) = self.servers.get(&server) {
+            return Ok(*index);
+        }
+        let rank = bootstrap::find(server)?;
+        let index = self.peers.len();
+        self.peers.push(rank);
+        if self.servers.is_empty() {
+            let servers = Arc::clone(&self.heartbeats);
+            std::thread::spawn(move || bootstrap::heartbeat(&servers));
+        }
+        self.servers.insert(server, index);
+        lock(&self.heartbeats).push(server);
+        Ok(index)
     }
 
     /// REGISTER, once per prefill engine; with a batch it goes out with the first one.
@@ -323,26 +362,38 @@ impl Scheduler<'_> {
         let mut fresh = Vec::new();
         for (stream, next) in &mut self.streams {
             while *next < stream.count && stream.due(*next) <= time {
-                let (prefill, decode) = stream.route(*next);
-                if decode == stream.me {
-                    fresh.push((
-                        stream.room(*next),
-                        stream.pages,
-                        usize::try_from(prefill).unwrap_or(0),
-                        stream.batch,
-                    ));
+                if stream.route(*next).1 == stream.me {
+                    fresh.push((stream.work(*next), stream.batch));
                 }
                 *next += 1;
             }
         }
-        for (room, pages, prefill, batch) in fresh {
-            self.request(room, pages, prefill, false, batch);
+        for (work, batch) in fresh {
+            self.request(&work, batch);
+        }
+        self.tell_loads();
+        if self.pauses.now() {
+            return;
         }
         self.allocate();
         let mut transfer = std::mem::take(&mut self.transfer);
         transfer.retain_mut(|receiver| self.advance(receiver));
         self.transfer.append(&mut transfer);
         self.release();
+    }
+
+    /// What `/v1/loads` shows.
+    fn tell_loads(&mut self) {
+        let loads = Loads {
+            first: self.prealloc.len() as u64,
+            second: self.transfer.len() as u64,
+            ..Loads::default()
+        };
+        let due = self.told.is_none_or(|(told, at)| told != loads && at.elapsed() >= LOADS_EVERY);
+        if due {
+            self.told = Some((loads, Instant::now()));
+            say(&Event::Loads(loads));
+        }
     }
 
     /// Gives pages to waiting rooms in their order; the first that does not fit holds up those behind it.
@@ -480,6 +531,10 @@ impl Scheduler<'_> {
         drop(tables);
         receiver.report.ended = Some(now());
         receiver.report.queue = Queue::Gone;
+        receiver.report.paused_ms = self.pauses.total_ms() - receiver.paused_before;
+        if receiver.tell_end {
+            say(&Event::Ended { room, state, reason: receiver.report.reason.clone() });
+        }
         self.done.push(receiver.report.clone());
     }
 
@@ -506,9 +561,12 @@ impl Scheduler<'_> {
     }
 
     fn report(&self, status_thread_gone: bool) {
-        let open = self.prealloc.iter().chain(&self.transfer).map(|receiver| &receiver.report);
-        for report in self.done.iter().chain(open) {
+        for report in &self.done {
             say(&Event::Room(Box::new(report.clone())));
+        }
+        for receiver in self.prealloc.iter().chain(&self.transfer) {
+            let paused_ms = self.pauses.total_ms() - receiver.paused_before;
+            say(&Event::Room(Box::new(RoomReport { paused_ms, ..receiver.report.clone() })));
         }
         let dead_threads = if status_thread_gone { vec!["status thread".to_owned()] } else { Vec::new() };
         say(&Event::Reported { dead_threads });

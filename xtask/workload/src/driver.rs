@@ -1,192 +1,72 @@
-//! Starts rank processes, speaks with them, and writes down at the end what they say of their rooms.
+//! Gives the processes their requests, and writes down at the end what they say of their rooms.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
-use std::io::{BufRead, BufReader, BufWriter, Write};
-use std::net::IpAddr;
-use std::os::unix::process::CommandExt;
+use std::io::{BufWriter, Write};
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, Command as Process, Stdio};
-use std::sync::mpsc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
-use crate::expect::{self, Expected, Pin, Side};
-use crate::rank::{self, Command, Event, RANK_VARIABLE, RankConfig, RoomReport, Stream, now};
+use crate::expect::{self, Expected, Pin, Sees, Side};
+use crate::fleet::{HttpPlace, Rank, Router};
+use crate::rank::{Command, Stream, now};
+use crate::router::{self, End, LegReport};
 use crate::status::KvPoll;
 
-/// How long a rank may take to start, and to tell all its rooms.
-const PATIENCE: Duration = Duration::from_mins(1);
-
-/// A rank process.
-pub(crate) struct Rank {
-    pub config: RankConfig,
-    pub port: u16,
-    pub ip: String,
-    pub pid: u32,
-    pub session: String,
-    pub alive: bool,
-    child: Child,
-    input: ChildStdin,
-    events: mpsc::Receiver<Event>,
-    statuses: HashMap<u64, KvPoll>,
-    aborts: Vec<u64>,
-    reports: HashMap<u64, RoomReport>,
-    dead_threads: Vec<String>,
+/// All processes of a run.
+pub(crate) struct Fleet {
+    /// Ranks of all engines.
+    pub ranks: Vec<Rank>,
+    /// Sends the requests over HTTP; `None`: the driver gives them to the ranks.
+    pub router: Option<Router>,
+    /// What an observer has to go by.
+    pub sees: Sees,
 }
 
-impl Rank {
-    /// Starts a rank and waits until it is ready.
+impl Fleet {
+    /// Starts the router where the engines speak HTTP, once they have "loaded their model": a real engine takes half a
+    /// minute for it, in which an observer that reads the process table now and then finds it.
     ///
     /// # Errors
-    /// When it does not come up; its own message is on standard error or in `log`.
-    pub(crate) fn start(config: RankConfig, log: &Path) -> Result<Self> {
-        let file = File::options()
-            .create(true)
-            .append(true)
-            .open(log)
-            .with_context(|| format!("open {}", log.display()))?;
-        let mut child = Process::new(std::env::current_exe().context("find this program")?)
-            .arg0(rank::title(&config))
-            .env(RANK_VARIABLE, "1")
-            .env("RUST_BACKTRACE", "0")
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(file)
-            .spawn()
-            .context("start a rank")?;
-        let mut input = child.stdin.take().context("a rank without input")?;
-        let output = child.stdout.take().context("a rank without output")?;
-        writeln!(input, "{}", serde_json::to_string(&config)?)?;
-        let (sender, events) = mpsc::channel();
-        std::thread::spawn(move || {
-            for line in BufReader::new(output).lines().map_while(Result::ok) {
-                if let Ok(event) = serde_json::from_str(&line)
-                    && sender.send(event).is_err()
-                {
-                    break;
-                }
-            }
-        });
-        let Ok(Event::Ready { ip, port, session, pid }) = events.recv_timeout(PATIENCE) else {
-            bail!("rank {} did not come up; see {}", config.name, log.display());
-        };
-        Ok(Self {
-            config,
-            port,
-            ip,
-            pid,
-            session,
-            alive: true,
-            child,
-            input,
-            events,
-            statuses: HashMap::new(),
-            aborts: Vec::new(),
-            reports: HashMap::new(),
-            dead_threads: Vec::new(),
-        })
-    }
-
-    /// Sends a command.
-    ///
-    /// # Errors
-    /// When the rank is gone.
-    pub(crate) fn tell(&mut self, command: &Command) -> Result<()> {
-        writeln!(self.input, "{}", serde_json::to_string(command)?)
-            .with_context(|| format!("{} is gone", self.config.name))
-    }
-
-    fn take(&mut self, event: Event) {
-        match event {
-            Event::Status { room, to, .. } => {
-                self.statuses.insert(room, to);
-            }
-            Event::AbortSent { room } => self.aborts.push(room),
-            Event::Room(report) => {
-                self.reports.insert(report.room, *report);
-            }
-            Event::Reported { dead_threads } => self.dead_threads = dead_threads,
-            Event::Ready { .. } => {}
+    /// When it does not come up.
+    pub(crate) fn new(ranks: Vec<Rank>, loading: Duration, log: &Path) -> Result<Self> {
+        let http = ranks.iter().any(|rank| rank.http.is_some());
+        if http {
+            std::thread::sleep(loading);
         }
-    }
-
-    /// Waits until something holds of what the rank has said. `false`: not within `limit`.
-    fn wait(&mut self, limit: Duration, holds: impl Fn(&Self) -> bool) -> bool {
-        let end = Instant::now() + limit;
-        while !holds(self) {
-            match self.events.recv_timeout(end.saturating_duration_since(Instant::now())) {
-                Ok(event) => self.take(event),
-                Err(_) => return false,
-            }
-        }
-        true
-    }
-
-    /// Waits until a scripted room has come to a state here.
-    pub(crate) fn comes_to(&mut self, room: u64, state: KvPoll) -> bool {
-        self.wait(Duration::from_secs(10), |rank| rank.statuses.get(&room) == Some(&state))
-    }
-
-    /// Waits until ABORT for a room has been sent.
-    pub(crate) fn has_aborted(&mut self, room: u64) -> bool {
-        self.wait(Duration::from_secs(10), |rank| rank.aborts.contains(&room))
-    }
-
-    /// Has the rank tell all its rooms.
-    ///
-    /// # Errors
-    /// When it does not answer.
-    pub(crate) fn report(&mut self) -> Result<()> {
-        self.tell(&Command::Report)?;
-        let end = Instant::now() + PATIENCE;
-        loop {
-            match self.events.recv_timeout(end.saturating_duration_since(Instant::now())) {
-                Ok(event @ Event::Reported { .. }) => {
-                    self.take(event);
-                    return Ok(());
-                }
-                Ok(event) => self.take(event),
-                Err(_) => bail!("{} does not answer", self.config.name),
-            }
-        }
-    }
-
-    /// SIGKILL, with its last account taken before.
-    ///
-    /// # Errors
-    /// When it cannot be killed.
-    pub(crate) fn kill(&mut self) -> Result<()> {
-        self.report()?;
-        self.child.kill().with_context(|| format!("kill {}", self.config.name))?;
-        self.child.wait()?;
-        self.alive = false;
-        Ok(())
-    }
-
-    fn side(&self, room: u64, begun: u64) -> Side {
-        let report = self.reports.get(&room).cloned();
-        let end = report.as_ref().and_then(|report| report.ended).unwrap_or_else(now);
-        Side {
-            name: self.config.name.clone(),
-            alive: self.alive,
-            report,
-            open_ms: end.saturating_sub(begun) / 1_000_000,
-        }
+        let router = if http { Some(Router::start(&ranks, log)?) } else { None };
+        let sees = if http { Sees::Requests } else { Sees::Threads };
+        Ok(Self { ranks, router, sees })
     }
 }
 
-impl Drop for Rank {
-    fn drop(&mut self) {
-        let _ = self.tell(&Command::Quit);
-        let end = Instant::now() + Duration::from_secs(2);
-        while matches!(self.child.try_wait(), Ok(None)) && Instant::now() < end {
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+impl Fleet {
+    /// A rank by its index.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub(crate) fn rank(&mut self, index: usize) -> Result<&mut Rank> {
+        self.ranks.get_mut(index).context("no such rank")
+    }
+
+    /// The HTTP server of a rank's engine.
+    ///
+    /// # Errors
+    /// When it has none.
+    pub(crate) fn http(&self, index: usize) -> Result<HttpPlace> {
+        self.ranks.get(index).and_then(|rank| rank.http).context("an engine without HTTP")
+    }
+
+    /// A prefill engine as the router knows it.
+    ///
+    /// # Errors
+    /// When it is none, or speaks no HTTP.
+    pub(crate) fn prefill(&self, index: usize) -> Result<router::Prefill> {
+        let http = self.http(index)?;
+        Ok((http.server, http.bootstrap.context("an engine without a bootstrap server")?))
     }
 }
 
@@ -262,20 +142,32 @@ impl Output {
         self.truth.flush().context("write the truth file")
     }
 
-    /// Names the ranks in the truth file and in `ready`, then waits for `go` to exist.
+    /// Names the processes in the truth file and in `ready`, then waits for `go` to exist.
     ///
     /// # Errors
     /// When a file cannot be written.
-    pub(crate) fn ready(&mut self, ranks: &[Rank], files: &Files) -> Result<()> {
+    pub(crate) fn ready(&mut self, fleet: Option<&Fleet>, files: &Files) -> Result<()> {
+        let ranks = fleet.map_or(&[][..], |fleet| &fleet.ranks);
         let procs: Vec<Value> = ranks
             .iter()
             .map(|rank| {
                 json!({"name": rank.config.name, "pid": rank.pid, "ip": rank.ip, "rank_port": rank.port,
-                       "session": rank.session, "engine": rank.config.engine, "tp": rank.config.tp})
+                       "session": rank.session, "engine": rank.config.engine, "tp": rank.config.tp,
+                       "server": rank.server, "http": rank.http.map(|http| http.server),
+                       "bootstrap": rank.http.and_then(|http| http.bootstrap)})
             })
             .collect();
         let ports: Vec<u16> = ranks.iter().map(|rank| rank.port).collect();
-        let value = json!({"driver": std::process::id(), "truth": self.dir.join("truth.jsonl"), "rank_ports": ports, "procs": procs});
+        let mut http: Vec<u16> = ranks
+            .iter()
+            .filter_map(|rank| rank.http)
+            .flat_map(|http| std::iter::once(http.server).chain(http.bootstrap))
+            .map(|at| at.port())
+            .collect();
+        http.dedup();
+        let router = fleet.and_then(|fleet| fleet.router.as_ref()).map(|router| router.pid);
+        let value = json!({"driver": std::process::id(), "truth": self.dir.join("truth.jsonl"), "rank_ports": ports,
+            "http_ports": http, "router": router, "procs": procs});
         self.put("ready", value.clone())?;
         self.truth.flush()?;
         if let Some(path) = &files.ready {
@@ -293,27 +185,32 @@ impl Output {
     ///
     /// # Errors
     /// When a rank does not answer or a file cannot be written.
-    pub(crate) fn finish(mut self, ranks: &mut [Rank], rooms: &[Room], files: &Files) -> Result<Summary> {
+    pub(crate) fn finish(mut self, fleet: &mut Fleet, rooms: &[Room], files: &Files) -> Result<Summary> {
         self.put("load_end", json!({}))?;
-        for rank in ranks.iter_mut().filter(|rank| rank.alive) {
+        for rank in fleet.ranks.iter_mut().filter(|rank| rank.alive) {
             rank.report()?;
             let state = json!({"role": rank.config.name, "pid": rank.pid, "dead_threads": rank.dead_threads});
             self.put("engine", state)?;
         }
+        let legs = self.requests(fleet, rooms)?;
         let mut summary = Summary::default();
         let mut rules: BTreeMap<&str, Rule> = BTreeMap::new();
         for room in rooms {
-            let Some(rank) = ranks.get(room.prefill) else { continue };
-            let prefill = rank.side(room.number, room.begun);
+            let Some(rank) = fleet.ranks.get(room.prefill) else { continue };
+            let mut prefill = rank.side(room.number, room.begun);
+            prefill.refused = rank
+                .http
+                .and_then(|http| legs.get(&(room.number, http.server)))
+                .is_some_and(|leg| leg.end == End::Answered && leg.status != Some(200));
             let told_on_wire = rank.config.engine.tells_success();
             let decodes: Vec<Side> = room
                 .decodes
                 .iter()
-                .filter_map(|i| ranks.get(*i))
+                .filter_map(|i| fleet.ranks.get(*i))
                 .map(|r| r.side(room.number, room.begun))
                 .collect();
             let label = label(&prefill, &decodes, told_on_wire);
-            let expected = expect::expected(&prefill, &decodes);
+            let expected = expect::expected(&prefill, &decodes, fleet.sees);
             self.put("room", room_line(room, label, &prefill, &decodes))?;
             if expected.pin != Pin::Never {
                 self.put_expected(room, &expected)?;
@@ -328,6 +225,29 @@ impl Output {
         println!("{}", summary.line());
         wait_for(files.linger.as_deref());
         Ok(summary)
+    }
+
+    /// A `request` line for each leg that the router has sent.
+    fn requests(
+        &mut self,
+        fleet: &mut Fleet,
+        rooms: &[Room],
+    ) -> Result<HashMap<(u64, SocketAddr), LegReport>> {
+        let Some(router) = &mut fleet.router else { return Ok(HashMap::new()) };
+        let legs = router.report()?;
+        let scenarios: HashMap<u64, &str> = rooms.iter().map(|room| (room.number, room.scenario)).collect();
+        let name = |engine: SocketAddr| {
+            let its = |rank: &&Rank| rank.http.is_some_and(|http| http.server == engine);
+            fleet.ranks.iter().find(its).map(|rank| rank.config.name.as_str())
+        };
+        for leg in &legs {
+            let line = json!({"room": leg.room, "scenario": scenarios.get(&leg.room), "rid": leg.rid,
+                "side": name(leg.engine), "port": leg.engine.port(), "streamed": leg.streamed,
+                "begin_rt": leg.begun, "first_byte_rt": leg.first_byte, "end_rt": leg.ended, "end": leg.end,
+                "status": leg.status, "finish": leg.finish});
+            self.put("request", line)?;
+        }
+        Ok(legs.into_iter().map(|leg| ((leg.room, leg.engine), leg)).collect())
     }
 
     fn put_expected(&mut self, room: &Room, expected: &Expected) -> Result<()> {
@@ -406,7 +326,8 @@ fn room_line(room: &Room, label: &str, prefill: &Side, decodes: &[Side]) -> Valu
 struct Rule {
     pin: Pin,
     class: Vec<&'static str>,
-    owed: Vec<&'static str>,
+    /// `null` where nobody may owe.
+    owed: Vec<Option<&'static str>>,
     /// A room need not be mentioned: its end is not on the wire.
     silent: bool,
 }
@@ -419,8 +340,16 @@ impl Rule {
     fn add(&mut self, room: &Expected, silent: bool) {
         self.pin = self.pin.max(room.pin);
         self.silent |= silent;
-        for (to, from) in [(&mut self.class, &room.class), (&mut self.owed, &room.owed)] {
-            to.extend(from.iter().filter(|name| !to.contains(name)).copied().collect::<Vec<_>>());
+        let owed = room.owed.iter().map(|name| (*name != expect::NOBODY).then_some(*name));
+        add(&mut self.class, room.class.iter().copied());
+        add(&mut self.owed, owed);
+    }
+}
+
+fn add<T: PartialEq>(to: &mut Vec<T>, from: impl IntoIterator<Item = T>) {
+    for name in from {
+        if !to.contains(&name) {
+            to.push(name);
         }
     }
 }
@@ -430,19 +359,30 @@ impl Rule {
 /// # Errors
 /// When a rank is gone.
 pub(crate) fn stream(
-    ranks: &mut [Rank],
+    fleet: &mut Fleet,
     scenario: &'static str,
     prefills: &[usize],
     decodes: &[Vec<usize>],
     stream: &Stream,
 ) -> Result<Vec<Room>> {
-    let of = |me: usize| Stream { me: me as u64, ..stream.clone() };
-    for (me, rank) in prefills.iter().enumerate() {
-        ranks.get_mut(*rank).context("no such rank")?.tell(&Command::Stream(of(me)))?;
-    }
-    for (me, engine) in decodes.iter().enumerate() {
-        for rank in engine {
-            ranks.get_mut(*rank).context("no such rank")?.tell(&Command::Stream(of(me)))?;
+    if fleet.router.is_some() {
+        let servers = prefills.iter().map(|rank| fleet.prefill(*rank)).collect::<Result<_>>()?;
+        let first = |engine: &Vec<usize>| Ok(fleet.http(*engine.first().context("no rank")?)?.server);
+        let order = router::Order::Stream {
+            stream: stream.clone(),
+            prefills: servers,
+            decodes: decodes.iter().map(first).collect::<Result<_>>()?,
+        };
+        fleet.router.as_mut().context("no router")?.tell(&order)?;
+    } else {
+        let of = |me: usize| Stream { me: me as u64, ..stream.clone() };
+        for (me, rank) in prefills.iter().enumerate() {
+            fleet.rank(*rank)?.tell(&Command::Stream(of(me)))?;
+        }
+        for (me, engine) in decodes.iter().enumerate() {
+            for rank in engine {
+                fleet.rank(*rank)?.tell(&Command::Stream(of(me)))?;
+            }
         }
     }
     let index = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);

@@ -1,4 +1,5 @@
-//! What an observer of the wire must say of a room, worked out from the state that the engines report at the end.
+//! What an observer must say of a room, worked out from the state that the engines report at the end. Where the engines
+//! speak HTTP it sees their requests too and must be surer; the ends of their threads it sees in any case.
 //!
 //! Nothing here knows the script: the input is each rank's own account of the room.
 
@@ -24,6 +25,8 @@ pub(crate) struct Side {
     pub report: Option<RoomReport>,
     /// From the room's beginning to its end here, or to now.
     pub open_ms: u64,
+    /// Its HTTP server has answered the request with an error.
+    pub refused: bool,
 }
 
 impl Side {
@@ -35,6 +38,17 @@ impl Side {
     fn ended_with(&self, state: KvPoll) -> bool {
         self.report.as_ref().is_some_and(|report| report.ended.is_some() && report.last == state)
     }
+}
+
+/// What the observer sees besides frames: each has all before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Sees {
+    /// Nothing: it reads a packet capture of the ranks' ports.
+    Frames,
+    /// How threads and processes end, and TCP's own troubles.
+    Threads,
+    /// Requests at the engines' HTTP ports.
+    Requests,
 }
 
 /// Whether the room is to be called pinned.
@@ -49,6 +63,9 @@ pub(crate) enum Pin {
     Must,
 }
 
+/// Who owes where the one who could has ended.
+pub(crate) const NOBODY: &str = "nobody";
+
 /// What is right to say.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Expected {
@@ -58,7 +75,9 @@ pub(crate) struct Expected {
     pub class: Vec<&'static str>,
     /// Roles of which one owes the next move.
     pub owed: Vec<&'static str>,
-    /// Highest confidence that the evidence on the wire carries.
+    /// Lowest confidence that the evidence demands.
+    pub min_confidence: &'static str,
+    /// Highest confidence that it carries.
     pub max_confidence: &'static str,
     /// The engines' state that says so.
     pub why: String,
@@ -72,28 +91,46 @@ impl Expected {
         max: &'static str,
         why: impl Into<String>,
     ) -> Self {
-        Self { pin, class: class.to_vec(), owed: owed.to_vec(), max_confidence: max, why: why.into() }
+        Self {
+            pin,
+            class: class.to_vec(),
+            owed: owed.to_vec(),
+            min_confidence: "possible",
+            max_confidence: max,
+            why: why.into(),
+        }
+    }
+
+    /// The same, with a lowest confidence.
+    fn at_least(self, min: &'static str) -> Self {
+        Self { min_confidence: min, ..self }
     }
 
     /// As a line of the truth file.
     pub(crate) fn line(&self, room: u64, scenario: &str) -> Value {
         json!({"kind": "expected", "room": room, "scenario": scenario, "pin": self.pin, "class": self.class,
-               "owed": self.owed, "max_confidence": self.max_confidence, "why": self.why})
+               "owed": self.owed, "min_confidence": self.min_confidence, "max_confidence": self.max_confidence,
+               "why": self.why})
     }
 }
 
 /// Classes that a transfer which does not end can have where only frames are seen.
 const SILENT: &[&str] = &["transfer_not_concluded", "transfer_worker_silent", "awaiting_prefill"];
 
-/// What must be said of a room.
-pub(crate) fn expected(prefill: &Side, decodes: &[Side]) -> Expected {
+/// What must be said of a room. `sees`: what else than frames.
+pub(crate) fn expected(prefill: &Side, decodes: &[Side], sees: Sees) -> Expected {
     let expected = if prefill.open() {
-        at_prefill(prefill, decodes)
+        at_prefill(prefill, decodes, sees)
     } else if decodes.iter().any(Side::open) {
-        at_decode(prefill, decodes)
+        at_decode(prefill, decodes, sees)
     } else {
-        return ended(prefill, decodes);
+        return ended(prefill, decodes, sees);
     };
+    // A pause that has not ended is none of the room's doing.
+    let paused = std::iter::once(prefill).chain(decodes).map(paused_ms).max().unwrap_or(0);
+    if expected.pin == Pin::Must && paused >= FLOOR_MS {
+        return Expected { pin: Pin::Never, why: "the engine is paused".into(), ..expected };
+    }
     let age =
         std::iter::once(prefill).chain(decodes).filter(|side| side.open()).map(|side| side.open_ms).max();
     match expected.pin {
@@ -102,8 +139,12 @@ pub(crate) fn expected(prefill: &Side, decodes: &[Side]) -> Expected {
     }
 }
 
-fn at_prefill(prefill: &Side, decodes: &[Side]) -> Expected {
-    let Some(report) = &prefill.report else { return ended(prefill, decodes) };
+fn paused_ms(side: &Side) -> u64 {
+    side.report.as_ref().map_or(0, |report| report.paused_ms)
+}
+
+fn at_prefill(prefill: &Side, decodes: &[Side], sees: Sees) -> Expected {
+    let Some(report) = &prefill.report else { return ended(prefill, decodes, sees) };
     let (got, required) = report.got;
     let place = match report.queue {
         Queue::Bootstrap => "bootstrap queue",
@@ -111,13 +152,28 @@ fn at_prefill(prefill: &Side, decodes: &[Side]) -> Expected {
         _ => "inflight queue",
     };
     let state = format!("prefill {:?} in its {place}", report.last);
+    if report.receiver_dead && (got == 0 || got < required) {
+        let why = format!("{state}, the thread that takes METADATA is dead");
+        if sees == Sees::Frames {
+            let classes = [SILENT, &["receiver_silent"]].concat();
+            return Expected::new(Pin::Must, &classes, &["prefill"], "likely", why);
+        }
+        return Expected::new(Pin::Must, &["receiver_silent"], &["prefill"], "certain", why)
+            .at_least("certain");
+    }
     if report.abort_ignored && got == 0 {
         let why = format!("{state}, an ABORT had found no entry");
-        return Expected::new(Pin::Must, &["abort_before_entry"], &["prefill"], "likely", why);
+        // With the request seen to be open there, a hang-up on both sides is excluded.
+        let (min, max) = if sees == Sees::Requests { ("likely", "certain") } else { ("possible", "likely") };
+        return Expected::new(Pin::Must, &["abort_before_entry"], &["prefill"], max, why).at_least(min);
     }
     if got < required {
         let why = format!("{state}, METADATA of {got} of {required} decode ranks");
         return Expected::new(Pin::Must, &["metadata_incomplete"], &["decode"], "likely", why);
+    }
+    if got == 0 && sees == Sees::Requests && decodes.iter().all(|side| side.report.is_none()) {
+        let why = format!("{state}, decode never got the request");
+        return Expected::new(Pin::Must, &["metadata_missing"], &["decode", NOBODY], "likely", why);
     }
     if got == 0 {
         let why = format!("{state}, no METADATA");
@@ -127,14 +183,15 @@ fn at_prefill(prefill: &Side, decodes: &[Side]) -> Expected {
         let why = format!("{state}, every decode rank of it is dead");
         return Expected::new(Pin::Must, &["peer_lost"], &["decode"], "certain", why);
     }
-    if let Some(worker) = report.dead_worker {
+    if let Some(worker) = report.dead_worker.filter(|_| sees > Sees::Frames) {
         return Expected::new(
             Pin::Must,
-            SILENT,
+            &["transfer_worker_silent"],
             &["prefill"],
-            "likely",
+            "certain",
             format!("{state}, transfer worker {worker} is dead"),
-        );
+        )
+        .at_least("certain");
     }
     if report.queue == Queue::Waiting {
         return Expected::new(Pin::May, SILENT, &["prefill"], "possible", format!("{state}, computing"));
@@ -142,7 +199,8 @@ fn at_prefill(prefill: &Side, decodes: &[Side]) -> Expected {
     Expected::new(Pin::Must, SILENT, &["prefill"], "likely", format!("{state}, nothing concludes it"))
 }
 
-fn at_decode(prefill: &Side, decodes: &[Side]) -> Expected {
+fn at_decode(prefill: &Side, decodes: &[Side], sees: Sees) -> Expected {
+    let min = if sees == Sees::Requests { "likely" } else { "possible" };
     let missing = decodes.iter().filter(|side| side.open()).filter_map(|side| side.report.as_ref());
     let asked = missing.clone().any(|report| report.asked);
     let (got, required) = missing.map(|report| report.got).next().unwrap_or((0, 0));
@@ -154,17 +212,21 @@ fn at_decode(prefill: &Side, decodes: &[Side]) -> Expected {
             &["prefill", "decode"],
             "certain",
             why,
-        );
+        )
+        // A refused connect, or bytes that the peer's kernel does not acknowledge.
+        .at_least(if sees > Sees::Frames { "likely" } else { "possible" });
+    }
+    if prefill.refused && prefill.report.is_none() {
+        let why = "prefill has refused the request, decode waits";
+        return Expected::new(Pin::Must, &["peer_not_told"], &[NOBODY, "prefill", "decode"], "certain", why)
+            .at_least("likely");
     }
     if prefill.ended_with(KvPoll::Failed) {
-        let classes = &["peer_not_told", "awaiting_prefill"];
-        return Expected::new(
-            Pin::Must,
-            classes,
-            &["prefill", "decode"],
-            "likely",
-            "prefill Failed, decode waits",
-        );
+        let classes: &[_] =
+            if sees == Sees::Requests { &["peer_not_told"] } else { &["peer_not_told", "awaiting_prefill"] };
+        let max = if sees == Sees::Requests { "certain" } else { "likely" };
+        let why = "prefill Failed, decode waits";
+        return Expected::new(Pin::Must, classes, &[NOBODY, "prefill", "decode"], max, why).at_least(min);
     }
     if got > 0 && got < required {
         let why = format!("decode has {got} of {required} statuses");
@@ -174,17 +236,19 @@ fn at_decode(prefill: &Side, decodes: &[Side]) -> Expected {
     Expected::new(Pin::May, &["awaiting_prefill", "unknown"], &["prefill", "decode"], "possible", why)
 }
 
-fn ended(prefill: &Side, decodes: &[Side]) -> Expected {
+fn ended(prefill: &Side, decodes: &[Side], sees: Sees) -> Expected {
     let hung_up = |side: &Side| {
         side.report
             .as_ref()
             .is_some_and(|report| report.ended.is_some() && report.last == KvPoll::Failed && !report.asked)
     };
-    if decodes.iter().any(hung_up) {
+    if sees != Sees::Requests && decodes.iter().any(hung_up) {
         let why = "both sides have ended; ABORT without METADATA looks like the pin until the request is seen to end";
         return Expected::new(Pin::May, &["abort_before_entry"], &["prefill"], "possible", why);
     }
-    let slowest = std::iter::once(prefill).chain(decodes).map(|side| side.open_ms).max().unwrap_or(0);
+    let sides = || std::iter::once(prefill).chain(decodes);
+    let paused = sides().map(paused_ms).max().unwrap_or(0);
+    let slowest = sides().map(|side| side.open_ms).max().unwrap_or(0).saturating_sub(paused);
     if slowest > FLOOR_MS {
         let why = format!("ended after {}.{} s", slowest / 1000, slowest % 1000 / 100);
         return Expected::new(Pin::May, SILENT, &["prefill"], "possible", why);
@@ -208,11 +272,13 @@ mod tests {
             abort_ignored: false,
             dead_worker: None,
             asked: true,
+            receiver_dead: false,
+            paused_ms: 0,
         }
     }
 
     fn side(name: &str, report: Option<RoomReport>) -> Side {
-        Side { name: name.into(), alive: true, report, open_ms: 15_000 }
+        Side { name: name.into(), alive: true, report, open_ms: 15_000, refused: false }
     }
 
     #[test]
@@ -234,7 +300,15 @@ mod tests {
                 RoomReport { got: (1, 2), ..report(Bootstrapping, false, Queue::Bootstrap) },
                 "metadata_incomplete",
             ),
-            (dead, "transfer_not_concluded"),
+            (dead, "transfer_worker_silent"),
+            (
+                RoomReport {
+                    receiver_dead: true,
+                    got: (0, 0),
+                    ..report(Bootstrapping, false, Queue::Bootstrap)
+                },
+                "receiver_silent",
+            ),
             (report(Success, true, Queue::Gone), "status_lost"),
             (report(Failed, true, Queue::Gone), "peer_not_told"),
         ];
@@ -242,20 +316,51 @@ mod tests {
             let told = expected(
                 &side("prefill", Some(at_prefill)),
                 &[waiting(report(WaitingForInput, false, Queue::Transfer))],
+                Sees::Requests,
             );
             assert_eq!((told.pin, told.class.first()), (Pin::Must, Some(&class)), "{told:?}");
         }
         let mut killed = waiting(report(WaitingForInput, false, Queue::Transfer));
         killed.alive = false;
-        let told = expected(&side("prefill", Some(inflight.clone())), &[killed]);
+        let told = expected(&side("prefill", Some(inflight.clone())), &[killed], Sees::Requests);
         assert_eq!(told.class, ["peer_lost"]);
+    }
+
+    #[test]
+    fn what_only_requests_show_is_asked_for_only_with_them() {
+        let decode = || side("decode:0", Some(report(KvPoll::WaitingForInput, false, Queue::Transfer)));
+        let refused = Side { refused: true, ..side("prefill", None) };
+        assert_eq!(expected(&refused, &[decode()], Sees::Requests).class, ["peer_not_told"]);
+        let first = RoomReport { got: (0, 0), ..report(KvPoll::Bootstrapping, false, Queue::Bootstrap) };
+        let alone = side("prefill", Some(first));
+        let never = side("decode:0", None);
+        assert_eq!(expected(&alone, std::slice::from_ref(&never), Sees::Requests).pin, Pin::Must);
+        assert_eq!(expected(&alone, &[never], Sees::Threads).pin, Pin::May);
+        let mut hung_up = report(KvPoll::Failed, true, Queue::Gone);
+        hung_up.asked = false;
+        let ended = [side("decode:0", Some(hung_up))];
+        let mut prefill = side("prefill", Some(report(KvPoll::Failed, true, Queue::Gone)));
+        prefill.open_ms = 100;
+        let ended = ended.map(|side| Side { open_ms: 100, ..side });
+        assert_eq!(expected(&prefill, &ended, Sees::Requests).pin, Pin::Never);
+        assert_eq!(expected(&prefill, &ended, Sees::Threads).pin, Pin::May);
+    }
+
+    #[test]
+    fn a_pause_is_no_pin() {
+        let paused = |ended| RoomReport {
+            paused_ms: 14_000,
+            ..report(KvPoll::WaitingForInput, ended, if ended { Queue::Gone } else { Queue::Inflight })
+        };
+        assert_eq!(expected(&side("prefill", Some(paused(true))), &[], Sees::Requests).pin, Pin::Never);
+        assert_eq!(expected(&side("prefill", Some(paused(false))), &[], Sees::Requests).pin, Pin::Never);
     }
 
     #[test]
     fn a_young_pin_need_not_be_told_yet() {
         let mut young = side("prefill", Some(report(KvPoll::WaitingForInput, false, Queue::Inflight)));
         young.open_ms = 5_000;
-        assert_eq!(expected(&young, &[]).pin, Pin::May);
+        assert_eq!(expected(&young, &[], Sees::Requests).pin, Pin::May);
     }
 
     #[test]
@@ -263,8 +368,8 @@ mod tests {
         let done = side("prefill", Some(report(KvPoll::Success, true, Queue::Gone)));
         let mut quick = done.clone();
         quick.open_ms = 20;
-        assert_eq!(expected(&quick, &[]).pin, Pin::Never);
-        let slow = expected(&done, &[]);
+        assert_eq!(expected(&quick, &[], Sees::Requests).pin, Pin::Never);
+        let slow = expected(&done, &[], Sees::Requests);
         assert_eq!((slow.pin, slow.max_confidence), (Pin::May, "possible"));
     }
 }

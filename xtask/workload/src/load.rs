@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 
-use crate::driver::{self, Files, Output, Place, Rank};
+use crate::driver::{self, Files, Fleet, Output, Place};
+use crate::fleet::{self, Ports, Serve};
 use crate::rank::{Command, RankConfig, RoleConfig, Stream, now};
 use crate::wire::Engine;
 
@@ -15,6 +16,8 @@ pub(crate) struct Plan {
     pub out: PathBuf,
     pub place: Place,
     pub seed: u64,
+    pub http: bool,
+    pub loading: Duration,
     pub engine: Engine,
     pub prefills: usize,
     pub decodes: usize,
@@ -36,7 +39,7 @@ pub(crate) struct Plan {
 /// When a rank does not come up or answer, or when not every room succeeded: the machine could not keep up.
 pub(crate) fn run(plan: &Plan) -> Result<()> {
     let mut output = Output::new(&plan.out)?;
-    let mut ranks = start(plan, &output)?;
+    let mut fleet = start(plan, &output)?;
     let prefills: Vec<usize> = (0..plan.prefills).collect();
     let decodes: Vec<Vec<usize>> = (0..plan.decodes).map(|d| vec![plan.prefills + d]).collect();
     let gap_ns = 1_000_000_000 / u64::from(plan.rate.max(1));
@@ -57,19 +60,19 @@ pub(crate) fn run(plan: &Plan) -> Result<()> {
     if plan.batch <= 1 {
         let count = (plan.prefills * plan.decodes) as u64;
         let warm = Stream { pages: 8, ..stream(!plan.seed, count, 1_000_000) };
-        rooms.extend(driver::stream(&mut ranks, "warmup", &prefills, &decodes, &warm)?);
+        rooms.extend(driver::stream(&mut fleet, "warmup", &prefills, &decodes, &warm)?);
         std::thread::sleep(Duration::from_millis(300 + count));
     }
-    output.ready(&ranks, &plan.files)?;
+    output.ready(Some(&fleet), &plan.files)?;
     rooms.extend(driver::stream(
-        &mut ranks,
+        &mut fleet,
         "healthy",
         &prefills,
         &decodes,
         &stream(plan.seed, plan.rooms, gap_ns),
     )?);
     std::thread::sleep(Duration::from_nanos(gap_ns.saturating_mul(plan.rooms)) + plan.patience);
-    let summary = output.finish(&mut ranks, &rooms, &plan.files)?;
+    let summary = output.finish(&mut fleet, &rooms, &plan.files)?;
     let well = if plan.engine.tells_success() { "success" } else { "success_off_wire" };
     if summary.labels.keys().any(|label| *label != well) {
         bail!("not every room succeeded, the machine may be too slow for this rate: {}", summary.line());
@@ -77,7 +80,7 @@ pub(crate) fn run(plan: &Plan) -> Result<()> {
     Ok(())
 }
 
-fn start(plan: &Plan, output: &Output) -> Result<Vec<Rank>> {
+fn start(plan: &Plan, output: &Output) -> Result<Fleet> {
     let config = |name: String, role| RankConfig {
         name,
         engine: plan.engine,
@@ -87,21 +90,25 @@ fn start(plan: &Plan, output: &Output) -> Result<Vec<Rank>> {
         tp: (0, 1),
         timeout_s: 300,
         move_kv: plan.move_kv || plan.engine.nixl(),
+        bootstrap: None,
     };
+    let log = output.log();
+    let mut ports = plan.http.then(|| Ports::new(plan.place.bind));
+    let mut start = |config| fleet::start(vec![config], Serve::default(), ports.as_mut(), &log);
     let mut ranks = Vec::new();
     for index in 0..plan.prefills {
         let name = if plan.prefills == 1 { "prefill".to_owned() } else { format!("prefill:{index}") };
-        ranks.push(Rank::start(
-            config(name, RoleConfig::Prefill { workers: 4, optimistic: 0 }),
-            &output.log(),
-        )?);
+        ranks.extend(start(config(name, RoleConfig::Prefill { workers: 4, optimistic: 0 }))?);
     }
     let peers: Vec<(String, u16)> = ranks.iter().map(|rank| (rank.ip.clone(), rank.port)).collect();
     for index in 0..plan.decodes {
         let role = RoleConfig::Decode { pool_pages: 10_000_000, shard: None };
-        let mut rank = Rank::start(config(format!("decode:{index}"), role), &output.log())?;
-        rank.tell(&Command::Peers(peers.clone()))?;
-        ranks.push(rank);
+        for mut rank in start(config(format!("decode:{index}"), role))? {
+            if !plan.http {
+                rank.tell(&Command::Peers(peers.clone()))?;
+            }
+            ranks.push(rank);
+        }
     }
-    Ok(ranks)
+    Fleet::new(ranks, plan.loading, &log)
 }

@@ -6,16 +6,25 @@
 //! that refuses); at the end every rank tells the state of its rooms, and from that alone `truth.jsonl` and what an
 //! observer must say of each room are written. Linux only.
 
+mod bootstrap;
 mod decode;
 mod driver;
+mod engine;
 mod expect;
+mod fleet;
+mod http;
+mod kv;
 mod load;
 mod net;
+mod pages;
 mod prefill;
 mod rank;
 mod raw;
+mod router;
 mod scenario;
 mod status;
+mod trials;
+mod web;
 mod wire;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -30,11 +39,13 @@ use wire::Engine;
 
 /// Prefill and decode ranks of SGLang, as separate processes over the real libzmq.
 ///
-/// Writes to --out: truth.jsonl (one object a line; kinds: ready, load_begin, load_end, engine, room, expected,
+/// Writes to --out: truth.jsonl (one object a line; kinds: ready, load_begin, load_end, engine, request, room, expected,
 /// run_end), expect.json (the rules per scenario for a scoring script) and ranks.log (what the ranks complain of).
 /// A `room` line has room, scenario, label (success, success_off_wire, failed, split, pinned, dead), pinned_sides
 /// and per side last, terminal, open_ms, reason, queue, alive. An `expected` line stands for every room that may or
-/// must be called pinned: pin, class, owed, max_confidence, why; all others must not.
+/// must be called pinned: pin, class, owed, min_confidence, max_confidence, why; all others must not. A `request` line
+/// stands for every request at an engine's HTTP port: room, rid, side, begin_rt, first_byte_rt, end_rt, status and end
+/// (open, answered, hung_up, broken).
 #[allow(clippy::doc_markdown, reason = "shown by --help as it stands")]
 #[derive(Parser)]
 #[command(name = "pd-workload", verbatim_doc_comment)]
@@ -45,7 +56,7 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Mode {
-    /// Healthy rooms, a slow one and hang-ups beside six kinds of pins (about 20 seconds).
+    /// Healthy rooms, a slow one and hang-ups beside ten kinds of pins (about half a minute).
     Demo {
         #[command(flatten)]
         common: Common,
@@ -55,6 +66,9 @@ enum Mode {
         /// Seconds to go on after the last fault: a pin is overdue after 10.
         #[arg(long, default_value_t = 15)]
         hold: u64,
+        /// What is expected is that of a packet capture of the ranks' ports: no requests (--http false), no threads.
+        #[arg(long)]
+        wire: bool,
     },
     /// Healthy rooms at a steady rate. A room is two control sends (METADATA, STATUS).
     Load {
@@ -85,7 +99,7 @@ enum Mode {
         #[arg(long, default_value_t = 5)]
         compute_ms: u64,
         /// Hold back this many METADATA and send them in one go. The first batch finds its connection closed, so
-        /// that libzmq puts as much of it as fits 8192 bytes into one call (80 with --pages 4).
+        /// that libzmq puts as much of it as fits 8192 bytes into one call (80 with --pages 4). Implies --http false.
         #[arg(long, default_value_t = 1)]
         batch: u32,
         /// Do not move KV bytes (a mooncake engine's go over another TCP connection).
@@ -94,6 +108,50 @@ enum Mode {
         /// Seconds that rooms have to end after the last has begun.
         #[arg(long, default_value_t = 3)]
         patience: u64,
+    },
+    /// Clients that hang up at moments of their own, among healthy requests: nothing pins.
+    Burst {
+        #[command(flatten)]
+        common: Common,
+        /// How many.
+        #[arg(long, default_value_t = 50)]
+        clients: u64,
+        /// Healthy requests per second on each of two pairs.
+        #[arg(long, default_value_t = 10)]
+        rate: u32,
+    },
+    /// Prefill engines that are paused under load and go on afterwards: nothing pins.
+    Pause {
+        #[command(flatten)]
+        common: Common,
+        /// How long, seconds.
+        #[arg(long, default_value_t = 30)]
+        seconds: u64,
+        /// Requests per second on each of two pairs.
+        #[arg(long, default_value_t = 10)]
+        rate: u32,
+    },
+    /// A NIXL room that pins before the load is ready, and nothing after it: only a gauge and an open request show it.
+    Ghost {
+        #[command(flatten)]
+        common: Common,
+        /// How long nothing comes, seconds.
+        #[arg(long, default_value_t = 75)]
+        seconds: u64,
+    },
+    /// Requests at a prefill engine's HTTP server at a fixed rate, answered at once, for measuring what watching costs.
+    Http {
+        #[command(flatten)]
+        common: Common,
+        /// Requests per second.
+        #[arg(long, default_value_t = 2000)]
+        rate: u32,
+        /// Bytes of a request's body, about.
+        #[arg(long, default_value_t = 8192)]
+        size: u32,
+        /// Seconds.
+        #[arg(long, default_value_t = 30)]
+        duration: u64,
     },
     /// STATUS messages at a fixed rate, nearly each a send of its own, for counting what a capture loses.
     Raw {
@@ -137,6 +195,13 @@ struct Common {
     /// Room numbers are made from it.
     #[arg(long, default_value_t = 1)]
     seed: u64,
+    /// Whether a router sends the requests to the engines' HTTP servers and decode asks a bootstrap server, as in
+    /// reality; without, the driver gives them to the ranks.
+    #[arg(long, default_value_t = true, action = clap::ArgAction::Set, value_name = "BOOL")]
+    http: bool,
+    /// Seconds between the start of engines that speak HTTP and their first request: real ones load a model meanwhile.
+    #[arg(long, default_value_t = 7)]
+    loading: u64,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -147,6 +212,10 @@ enum Family {
 }
 
 impl Common {
+    fn loading(&self) -> Duration {
+        Duration::from_secs(self.loading)
+    }
+
     fn files(&self) -> Files {
         Files { ready: self.ready_file.clone(), go: self.wait_file.clone(), linger: self.linger_file.clone() }
     }
@@ -163,17 +232,22 @@ impl Common {
 }
 
 fn main() -> Result<()> {
-    match std::env::var(rank::RANK_VARIABLE) {
-        Ok(receiver) if receiver.starts_with(raw::RECEIVER) => return raw::receive(&receiver),
-        Ok(_) => return rank::run(),
+    match std::env::var(rank::PROCESS_VARIABLE).as_deref() {
+        Ok(engine::ENGINE) => return engine::run(),
+        Ok(router::ROUTER) => return router::run(),
+        Ok(rank::RANK) => return rank::run(),
+        Ok(receiver) => return raw::receive(receiver),
         Err(_) => {}
     }
     match Arguments::parse().mode {
-        Mode::Demo { common, rate, hold } => scenario::run(&scenario::Plan {
+        Mode::Demo { common, rate, hold, wire } => scenario::run(&scenario::Plan {
             place: common.place(),
+            loading: common.loading(),
             files: common.files(),
             out: common.out,
             seed: common.seed,
+            http: common.http && !wire,
+            wire,
             rate,
             hold: Duration::from_secs(hold),
         }),
@@ -197,9 +271,12 @@ fn main() -> Result<()> {
             );
             load::run(&load::Plan {
                 place: common.place(),
+                loading: common.loading(),
                 files: common.files(),
                 out: common.out,
                 seed: common.seed,
+                // A batch needs them at decode at once.
+                http: common.http && batch <= 1,
                 engine,
                 prefills,
                 decodes,
@@ -212,6 +289,25 @@ fn main() -> Result<()> {
                 patience: Duration::from_secs(patience),
             })
         }
+        Mode::Burst { common, clients, rate } => trial(common, trials::Trial::Burst { clients }, rate),
+        Mode::Pause { common, seconds, rate } => {
+            trial(common, trials::Trial::Pause { time: Duration::from_secs(seconds) }, rate)
+        }
+        Mode::Ghost { common, seconds } => {
+            trial(common, trials::Trial::Ghost { time: Duration::from_secs(seconds) }, 10)
+        }
+        Mode::Http { common, rate, size, duration } => web::run(
+            &web::Plan {
+                place: common.place(),
+                loading: common.loading(),
+                seed: common.seed,
+                rate,
+                size,
+                duration: Duration::from_secs(duration),
+            },
+            &common.out,
+            &common.files(),
+        ),
         Mode::Raw { common, rate, duration, connections } => {
             ensure!(connections > 0 && rate > 0, "--connections and --rate must be above 0");
             raw::run(
@@ -224,4 +320,17 @@ fn main() -> Result<()> {
             )
         }
     }
+}
+
+fn trial(common: Common, trial: trials::Trial, rate: u32) -> Result<()> {
+    ensure!(common.http, "this load speaks HTTP: there is no --http false");
+    trials::run(&trials::Plan {
+        place: common.place(),
+        loading: common.loading(),
+        files: common.files(),
+        out: common.out,
+        seed: common.seed,
+        trial,
+        rate,
+    })
 }

@@ -61,6 +61,35 @@ pub(crate) fn bind_pull(context: &zmq::Context, bind: IpAddr) -> Result<(zmq::So
     Ok((socket, port.with_context(|| format!("no port in {bound}"))?))
 }
 
+/// Has the kernel drop every segment that comes in over the connections which this process has accepted on `port`: what
+/// is sent to it is never acknowledged. The sockets are libzmq's own, so they are found by their port.
+///
+/// # Errors
+/// When a filter cannot be attached, or there is no such connection.
+pub(crate) fn drop_all(port: u16) -> Result<()> {
+    use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
+    let own = pidfd_open(getpid(), PidfdFlags::empty())?;
+    let numbers: Vec<i32> = std::fs::read_dir("/proc/self/fd")?
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .collect();
+    let mut dropped = 0;
+    for number in numbers {
+        let Ok(copy) = pidfd_getfd(&own, number, PidfdGetfdFlags::empty()) else { continue };
+        let socket = socket2::SockRef::from(&copy);
+        let address = |of: std::io::Result<socket2::SockAddr>| of.ok().and_then(|of| of.as_socket());
+        if address(socket.local_addr()).is_some_and(|at| at.port() == port)
+            && address(socket.peer_addr()).is_some()
+        {
+            // `ret #0`: keep no byte of the packet, which is to drop it.
+            socket.attach_filter(&[socket2::SockFilter::new(0x06, 0, 0, 0)])?;
+            dropped += 1;
+        }
+    }
+    anyhow::ensure!(dropped > 0, "nobody is connected to port {port}");
+    Ok(())
+}
+
 /// Whose PUSH sockets: the options differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Side {

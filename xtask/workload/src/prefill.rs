@@ -13,9 +13,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 
 use crate::net::{self, Outbox, Side, lock};
-use crate::rank::{Command, Event, Queue, RankConfig, RoomReport, Stream, TURN, now, say};
+use crate::rank::{
+    Command, Event, LOADS_EVERY, Loads, Pauses, Queue, RankConfig, RoomReport, Stream, TURN, Work, now, say,
+};
 use crate::status::{KvPoll, StatusTable};
 use crate::wire::{self, Engine, ToPrefill};
+use crate::{bootstrap, kv};
 
 /// `TransferInfo`: where one decode rank wants a room.
 #[derive(Clone, Debug)]
@@ -235,8 +238,8 @@ impl Manager {
     /// KV bytes over TCP: a header of 24 bytes as Mooncake's, then the notification that NIXL would carry.
     fn write_kv(&self, room: u64, endpoint: &str, streams: &mut HashMap<String, TcpStream>) -> Result<()> {
         let address: SocketAddr = endpoint.parse().with_context(|| format!("session {endpoint}"))?;
-        let mut block = [0_u8; decode_block::SIZE];
-        decode_block::write(&mut block, room, self.tp_rank);
+        let mut block = [0_u8; kv::SIZE];
+        kv::write(&mut block, room, self.tp_rank);
         if !streams.contains_key(endpoint) {
             let stream = TcpStream::connect_timeout(&address, Duration::from_secs(3))?;
             stream.set_nodelay(true)?;
@@ -275,28 +278,6 @@ impl Manager {
     }
 }
 
-/// The block that stands for a room's KV bytes.
-pub(crate) mod decode_block {
-    /// Bytes of it.
-    pub(crate) const SIZE: usize = 64;
-
-    /// Room and prefill rank behind a header of 24 bytes.
-    pub(crate) fn write(block: &mut [u8; SIZE], room: u64, rank: u32) {
-        let fields = (SIZE as u64 - 24).to_le_bytes().into_iter().chain([0; 16]);
-        let body = room.to_le_bytes().into_iter().chain(rank.to_le_bytes());
-        for (to, from) in block.iter_mut().zip(fields.chain(body)) {
-            *to = from;
-        }
-    }
-
-    /// Reads them back.
-    pub(crate) fn read(block: &[u8; SIZE]) -> Option<(u64, u32)> {
-        let room = block.get(24..32)?.try_into().ok()?;
-        let rank = block.get(32..36)?.try_into().ok()?;
-        Some((u64::from_le_bytes(room), u32::from_le_bytes(rank)))
-    }
-}
-
 /// A request as the scheduler holds it.
 struct Request {
     report: RoomReport,
@@ -307,6 +288,9 @@ struct Request {
     attempts: u32,
     begun: Instant,
     scripted: bool,
+    tell_end: bool,
+    /// How long the engine had been paused when it came.
+    paused_before: u64,
 }
 
 struct Scheduler<'a> {
@@ -317,6 +301,10 @@ struct Scheduler<'a> {
     done: Vec<RoomReport>,
     streams: Vec<(Stream, u64)>,
     receiving: &'a std::thread::JoinHandle<()>,
+    pauses: Pauses,
+    loads: Loads,
+    told: Option<(Loads, Instant)>,
+    turned: Instant,
 }
 
 /// Runs a prefill rank until its driver ends it.
@@ -368,23 +356,26 @@ pub(crate) fn run(
             }
         });
     }
-    let bootstrap = Arc::clone(&manager);
+    let hearing = Arc::clone(&manager);
     // Shared, so that the socket stays open when the thread ends: libzmq goes on reading for a thread that is gone.
     let pull = Arc::new(Mutex::new(pull));
     let receiver = Arc::clone(&pull);
     let receiving = std::thread::spawn(move || {
         let pull = lock(&receiver);
         while let Ok(frames) = pull.recv_multipart(0) {
-            if !bootstrap.handle(&frames) && bootstrap.engine.dies_of_nonsense() {
+            if !hearing.handle(&frames) && hearing.engine.dies_of_nonsense() {
                 eprintln!(
                     "bootstrap thread died: not a message of {:?}: {} frames",
-                    bootstrap.engine,
+                    hearing.engine,
                     frames.len()
                 );
                 break;
             }
         }
     });
+    if let Some((server, http_port)) = config.bootstrap {
+        bootstrap::register(server, config.advertise, port, config.tp, http_port)?;
+    }
     say(&Event::Ready {
         ip: config.advertise.to_string(),
         port,
@@ -399,6 +390,10 @@ pub(crate) fn run(
         done: Vec::new(),
         streams: Vec::new(),
         receiving: &receiving,
+        pauses: Pauses::default(),
+        loads: Loads::default(),
+        told: None,
+        turned: Instant::now(),
     };
     loop {
         let mut next = commands.recv_timeout(TURN).ok();
@@ -417,46 +412,44 @@ impl Scheduler<'_> {
     fn command(&mut self, command: Command) {
         match command {
             Command::Stream(stream) => self.streams.push((stream, 0)),
-            Command::Request { room, compute_ms, .. } => self.request(room, compute_ms, true),
+            Command::Request(work) => self.request(&work),
             Command::Abort { room } => {
                 // Decode is not told of it.
-                let mut tables = lock(&self.manager.tables);
-                tables.reasons.insert(room, "Aborted by AbortReq.".to_owned());
-                tables.status.update(room, KvPoll::Failed);
+                if self.open.iter().any(|request| request.report.room == room) {
+                    let mut tables = lock(&self.manager.tables);
+                    tables.reasons.insert(room, "Aborted by AbortReq.".to_owned());
+                    tables.status.update(room, KvPoll::Failed);
+                }
             }
+            Command::Pause => self.pauses.set(true),
+            Command::Continue => self.pauses.set(false),
             Command::BreakWorker { worker } => {
                 if let Some(worker) = self.manager.workers.get(usize::from(worker)) {
                     worker.broken.store(true, Ordering::Relaxed);
                 }
             }
             Command::Report => self.report(),
-            Command::Peers(_) | Command::TakeMemory | Command::CloseStatusPort | Command::Quit => {}
+            Command::Peers(_)
+            | Command::TakeMemory
+            | Command::CloseStatusPort
+            | Command::DropStatuses
+            | Command::Quit => {}
         }
     }
 
     /// A request comes: its sender is made.
-    fn request(&mut self, room: u64, compute_ms: u64, scripted: bool) {
-        lock(&self.manager.tables).status.update(room, KvPoll::Bootstrapping);
-        let report = RoomReport {
-            room,
-            last: KvPoll::Bootstrapping,
-            begun: now(),
-            ended: None,
-            queue: Queue::Bootstrap,
-            reason: None,
-            got: (0, 0),
-            abort_ignored: false,
-            dead_worker: None,
-            asked: false,
-        };
+    fn request(&mut self, work: &Work) {
+        lock(&self.manager.tables).status.update(work.room, KvPoll::Bootstrapping);
         self.open.push(Request {
-            report,
-            compute: Duration::from_millis(compute_ms),
+            report: RoomReport::new(work.room, KvPoll::Bootstrapping, Queue::Bootstrap, 0),
+            compute: Duration::from_millis(work.compute_ms),
             ready_at: None,
             pending: false,
             attempts: 0,
             begun: Instant::now(),
-            scripted,
+            scripted: work.scripted,
+            tell_end: work.tell_end,
+            paused_before: self.pauses.total_ms(),
         });
     }
 
@@ -467,17 +460,43 @@ impl Scheduler<'_> {
         for (stream, next) in &mut self.streams {
             while *next < stream.count && stream.due(*next) <= time {
                 if stream.route(*next).0 == stream.me {
-                    fresh.push((stream.room(*next), stream.compute_ms));
+                    fresh.push(stream.work(*next));
                 }
                 *next += 1;
             }
         }
-        for (room, compute_ms) in fresh {
-            self.request(room, compute_ms, false);
+        for work in fresh {
+            self.request(&work);
         }
-        let mut open = std::mem::take(&mut self.open);
-        open.retain_mut(|request| self.advance(request));
-        self.open = open;
+        if !self.pauses.now() {
+            let mut open = std::mem::take(&mut self.open);
+            open.retain_mut(|request| self.advance(request));
+            self.open = open;
+        }
+        self.tell_loads();
+    }
+
+    /// What `/v1/loads` shows; renewed also while the engine is paused.
+    fn tell_loads(&mut self) {
+        let count = |of: &dyn Fn(&Request) -> bool| self.open.iter().filter(|r| of(r)).count() as u64;
+        let now = Instant::now();
+        let computing =
+            |r: &Request| r.report.queue == Queue::Waiting && r.ready_at.is_some_and(|at| now < at);
+        let loads = Loads {
+            first: count(&|r| r.report.queue == Queue::Bootstrap),
+            computing: count(&|r| r.report.queue == Queue::Waiting),
+            second: count(&|r| r.report.queue == Queue::Inflight),
+            busy_us: self.loads.busy_us,
+        };
+        let busy = !self.pauses.now() && self.open.iter().any(computing);
+        let turn = u64::try_from(self.turned.elapsed().as_micros()).unwrap_or(0);
+        self.turned = now;
+        self.loads = Loads { busy_us: loads.busy_us + if busy { turn } else { 0 }, ..loads };
+        let due = self.told.is_none_or(|(told, at)| told != self.loads && at.elapsed() >= LOADS_EVERY);
+        if due && self.config.bootstrap.is_some() {
+            self.told = Some((self.loads, now));
+            say(&Event::Loads(self.loads));
+        }
     }
 
     /// Polls one request and moves it on. `false`: it has ended.
@@ -547,6 +566,7 @@ impl Scheduler<'_> {
         let room = request.report.room;
         let mut tables = lock(&self.manager.tables);
         Self::describe(self.manager, &tables, &mut request.report);
+        request.report.paused_ms = self.pauses.total_ms() - request.paused_before;
         tables.status.clear(room);
         tables.infos.remove(&room);
         tables.prefix.remove(&room);
@@ -554,6 +574,9 @@ impl Scheduler<'_> {
         drop(tables);
         request.report.ended = Some(now());
         request.report.queue = Queue::Gone;
+        if request.tell_end {
+            say(&Event::Ended { room, state: request.report.last, reason: request.report.reason.clone() });
+        }
         self.done.push(request.report.clone());
         false
     }
@@ -573,6 +596,8 @@ impl Scheduler<'_> {
         let tables = lock(&self.manager.tables);
         for request in &mut self.open {
             Self::describe(self.manager, &tables, &mut request.report);
+            request.report.receiver_dead = self.receiving.is_finished();
+            request.report.paused_ms = self.pauses.total_ms() - request.paused_before;
         }
         for report in self.done.iter().chain(self.open.iter().map(|request| &request.report)) {
             say(&Event::Room(Box::new(report.clone())));

@@ -1,13 +1,13 @@
 //! What the driver and its rank processes say to each other (one JSON object a line on standard input and output),
 //! and how a rank process begins: under the engine's names, and ending with its driver.
 //!
-//! This channel stands for what the workload leaves out: the router, the engines' HTTP servers and the bootstrap
-//! server. It knows nothing of pins: commands are requests, hang-ups and faults.
+//! Between the two stands the engine's parent process (`engine.rs`), which passes the lines on and, where the workload
+//! speaks HTTP, makes commands of requests. It knows nothing of pins: commands are requests, hang-ups and faults.
 
 use std::io::{BufRead, Write};
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::mpsc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
@@ -16,8 +16,11 @@ use crate::status::KvPoll;
 use crate::wire::Engine;
 use crate::{decode, prefill};
 
-/// Set in the environment of a rank process: it reads its configuration from standard input.
-pub(crate) const RANK_VARIABLE: &str = "PD_WORKLOAD_RANK";
+/// Set in the environment of the workload's own processes: says which it is. Their configuration comes on standard
+/// input.
+pub(crate) const PROCESS_VARIABLE: &str = "PD_WORKLOAD_PROCESS";
+/// Its value for a rank.
+pub(crate) const RANK: &str = "rank";
 
 /// Nanoseconds since 1970.
 pub(crate) fn now() -> u64 {
@@ -43,6 +46,9 @@ pub(crate) struct RankConfig {
     pub timeout_s: u64,
     /// Whether KV bytes are really sent (over TCP, to another port).
     pub move_kv: bool,
+    /// Prefill: its engine's bootstrap server, with which it registers, and HTTP port. `None`: the driver tells decode
+    /// where the ranks are.
+    pub bootstrap: Option<(SocketAddr, u16)>,
 }
 
 /// What is particular to a role.
@@ -103,6 +109,19 @@ impl Stream {
         (n % prefills.max(1), n / prefills.max(1) % decodes.max(1))
     }
 
+    /// The `n`th request as a rank gets it.
+    pub(crate) fn work(&self, n: u64) -> Work {
+        Work {
+            room: self.room(n),
+            pages: self.pages,
+            compute_ms: self.compute_ms,
+            prefill: usize::try_from(self.route(n).0).unwrap_or(0),
+            bootstrap: None,
+            scripted: false,
+            tell_end: false,
+        }
+    }
+
     /// When the `n`th request is due.
     pub(crate) fn due(&self, n: u64) -> u64 {
         self.start.saturating_add(n.saturating_mul(self.gap_ns))
@@ -116,8 +135,8 @@ pub(crate) enum Command {
     Peers(Vec<(String, u16)>),
     /// Both sides of many requests.
     Stream(Stream),
-    /// One request. `prefill` is the index of the prefill engine (decode only).
-    Request { room: u64, pages: u32, compute_ms: u64, prefill: usize },
+    /// One request.
+    Request(Work),
     /// The client has hung up.
     Abort { room: u64 },
     /// Fault, prefill: the next transfer of this worker raises.
@@ -126,10 +145,35 @@ pub(crate) enum Command {
     TakeMemory,
     /// Fault, decode: the PULL socket is closed, its port refuses.
     CloseStatusPort,
+    /// Fault, decode: the kernel drops all that comes in over the connections open to the PULL socket.
+    DropStatuses,
+    /// The engine is paused: the loop goes on, but polls nothing.
+    Pause,
+    /// It is no longer.
+    Continue,
     /// Tell every room.
     Report,
     /// End.
     Quit,
+}
+
+/// A request as a scheduler gets it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Work {
+    /// Room.
+    pub room: u64,
+    /// KV pages.
+    pub pages: u32,
+    /// Milliseconds that prefill computes.
+    pub compute_ms: u64,
+    /// Decode: index of the prefill engine among the peers that the driver named.
+    pub prefill: usize,
+    /// Decode: the prefill engine's bootstrap server, which is asked instead.
+    pub bootstrap: Option<SocketAddr>,
+    /// The driver waits for its changes of state.
+    pub scripted: bool,
+    /// The engine's HTTP server waits for its end.
+    pub tell_end: bool,
 }
 
 /// From a rank to the driver.
@@ -137,6 +181,10 @@ pub(crate) enum Command {
 pub(crate) enum Event {
     /// It can be used.
     Ready { ip: String, port: u16, session: String, pid: u32 },
+    /// A room that came over HTTP has ended here.
+    Ended { room: u64, state: KvPoll, reason: Option<String> },
+    /// What `/v1/loads` shows, told when it changes, at most every 50 ms.
+    Loads(Loads),
     /// A scripted room changed state here.
     Status { room: u64, to: KvPoll, at: u64 },
     /// ABORT for this room has been handed to libzmq.
@@ -146,6 +194,22 @@ pub(crate) enum Event {
     /// All rooms were told; threads that are no longer running.
     Reported { dead_threads: Vec<String> },
 }
+
+/// Requests by where they stand.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Loads {
+    /// Prefill: no METADATA yet. Decode: no memory yet.
+    pub first: u64,
+    /// Prefill: being computed.
+    pub computing: u64,
+    /// Prefill: KV being handed over. Decode: METADATA sent.
+    pub second: u64,
+    /// Microseconds in which prefill has computed (`total_prefill_busy_us`).
+    pub busy_us: u64,
+}
+
+/// How often loads may be told.
+pub(crate) const LOADS_EVERY: Duration = Duration::from_millis(50);
 
 /// Where a request stands in its engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -187,6 +251,59 @@ pub(crate) struct RoomReport {
     pub dead_worker: Option<u16>,
     /// Decode: METADATA was sent.
     pub asked: bool,
+    /// Prefill: the thread that takes METADATA is dead.
+    pub receiver_dead: bool,
+    /// For how long this engine was paused while it had the room, milliseconds.
+    pub paused_ms: u64,
+}
+
+impl RoomReport {
+    /// Of a room that has just come.
+    pub(crate) fn new(room: u64, last: KvPoll, queue: Queue, required: u32) -> Self {
+        Self {
+            room,
+            last,
+            begun: now(),
+            ended: None,
+            queue,
+            reason: None,
+            got: (0, required),
+            abort_ignored: false,
+            dead_worker: None,
+            asked: false,
+            receiver_dead: false,
+            paused_ms: 0,
+        }
+    }
+}
+
+/// How long an engine has been paused so far.
+#[derive(Debug, Default)]
+pub(crate) struct Pauses {
+    over: Duration,
+    since: Option<Instant>,
+}
+
+impl Pauses {
+    /// It is paused now.
+    pub(crate) fn now(&self) -> bool {
+        self.since.is_some()
+    }
+
+    /// Begins or ends a pause.
+    pub(crate) fn set(&mut self, paused: bool) {
+        if paused {
+            self.since.get_or_insert_with(Instant::now);
+        } else if let Some(since) = self.since.take() {
+            self.over += since.elapsed();
+        }
+    }
+
+    /// All pauses together, milliseconds.
+    pub(crate) fn total_ms(&self) -> u64 {
+        let now = self.since.map_or(Duration::ZERO, |since| since.elapsed());
+        u64::try_from((self.over + now).as_millis()).unwrap_or(u64::MAX)
+    }
 }
 
 /// Says something to the driver.

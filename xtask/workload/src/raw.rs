@@ -14,7 +14,7 @@ use serde_json::json;
 
 use crate::driver::{Files, Output, Place};
 use crate::net::{self, Outbox, Side};
-use crate::rank::RANK_VARIABLE;
+use crate::rank::PROCESS_VARIABLE;
 use crate::wire::{self, Engine};
 
 /// How often messages are handed over.
@@ -38,7 +38,7 @@ pub(crate) fn run(
     std::fs::write("/proc/self/comm", "sglang::scheduler").context("set the process name")?;
     let mut child = Command::new(std::env::current_exe()?)
         .arg0("sglang::scheduler")
-        .env(RANK_VARIABLE, format!("{RECEIVER} {} {connections}", place.bind))
+        .env(PROCESS_VARIABLE, format!("{RECEIVER} {} {connections}", place.bind))
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
@@ -59,7 +59,7 @@ pub(crate) fn run(
     }
     std::thread::sleep(Duration::from_millis(300));
     output.put("raw", json!({"rank_ports": ports, "pid": std::process::id(), "receiver": child.id()}))?;
-    output.ready(&[], files)?;
+    output.ready(None, files)?;
     let total = u64::from(rate) * duration.as_secs();
     let begun = Instant::now();
     let mut sent = 0;

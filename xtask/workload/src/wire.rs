@@ -63,6 +63,29 @@ impl Engine {
         !self.nixl()
     }
 
+    /// Release, as the engine says it.
+    pub(crate) fn version(self) -> &'static str {
+        match self {
+            Self::Nixl0517 => "0.5.17",
+            Self::Nixl0520 => "0.5.20",
+            Self::Mooncake0523 | Self::Mori0523 => "0.5.23",
+        }
+    }
+
+    /// `--disaggregation-transfer-backend`.
+    pub(crate) fn backend(self) -> &'static str {
+        match self {
+            Self::Nixl0517 | Self::Nixl0520 => "nixl",
+            Self::Mooncake0523 => "mooncake",
+            Self::Mori0523 => "mori",
+        }
+    }
+
+    /// Whether it counts the time that it computes (from 0.5.18).
+    pub(crate) fn counts_progress(self) -> bool {
+        self != Self::Nixl0517
+    }
+
     /// Whether a sender in Bootstrapping is ever given up (`SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT`).
     pub(crate) fn has_bootstrap_timeout(self) -> bool {
         self != Self::Nixl0517
