@@ -10,12 +10,14 @@ use crate::rooms::table::RoomTable;
 impl RoomTable {
     /// A process of an engine.
     pub(crate) fn process(&mut self, at: Mono, process: &EngineProcess, out: &mut Vec<Event>) {
-        let _ = (at, process, out, &self.now);
+        self.http.engines.meet(process);
+        let _ = (at, out, &self.now);
     }
 
     /// What an engine says of itself.
     pub(crate) fn gauged(&mut self, at: Mono, gauges: &EngineGauges, out: &mut Vec<Event>) {
-        let _ = (at, gauges, out, &self.now);
+        self.requests_gauged(at, gauges);
+        let _ = (out, &self.now);
     }
 
     /// A connection that cannot be read.
@@ -26,6 +28,7 @@ impl RoomTable {
         why: Unreadable,
         out: &mut Vec<Event>,
     ) {
-        let _ = (at, connection, why, out, &self.now);
+        self.requests_unreadable(connection);
+        let _ = (at, why, out, &self.now);
     }
 }

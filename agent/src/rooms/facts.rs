@@ -84,6 +84,8 @@ impl RoomTable {
             decode_reached: self.peers.get(decode).is_some_and(|e| e.reached),
             prefill_lost: self.lost(prefill),
             decode_lost: self.lost(decode),
+            request: self.request_facts(room, role, view, since, now),
+            engine_idle: self.engine_idle(room, now),
             pinned_since: room.judgement.as_ref().filter(|j| j.class.pins()).map(|j| j.since),
         })
     }
@@ -100,7 +102,7 @@ impl RoomTable {
 
     fn completeness(&self, room: &Room, phase: Phase) -> Completeness {
         if room.completeness == Completeness::Full {
-            if self.is_lossy(room) {
+            if self.is_lossy(room) || self.may_have_missed_frames(room) {
                 return Completeness::Lossy;
             }
             if room.maybe_older && phase == Phase::Bootstrap {
@@ -284,6 +286,11 @@ fn phase_of(room: &Room, role: Role, view: Progress) -> Option<(Phase, Mono)> {
             }
         }
         return Some((view.phase, view.since));
+    }
+    // Over, as the frames have it, and its request is still open: prefill answers when its side has ended.
+    if role == Role::Prefill && room.held_by_request(role) {
+        let by_abort = room.abort.filter(|_| !room.links.iter().any(|l| l.told.is_some()));
+        return Some(by_abort.map_or((Phase::Conclude, view.since), |a| (Phase::Abort, a.at)));
     }
     match role {
         // All told, not yet acknowledged.

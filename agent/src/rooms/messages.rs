@@ -259,6 +259,7 @@ impl RoomTable {
                 l.metadata_on = Some(seen.connection.socket);
             }
         }
+        self.metadata_of_request(slot, seen.role);
         self.mark(slot, &seen, decode, link, None, None, Some((m.pages, m.dummy)));
         self.settle(slot, seen.at, out);
     }
@@ -556,6 +557,16 @@ impl RoomTable {
         match seen.role {
             Role::Prefill => room.has_prefill = true,
             Role::Decode => room.has_decode = true,
+        }
+        if room.home.0 == NONE || room.home.1 == NONE {
+            // Opened by its request: now a rank is named.
+            let (prefill, decode) = match seen.kind.flow() {
+                Flow::DecodeToPrefill => (seen.target, other),
+                Flow::PrefillToDecode => (other, seen.target),
+                Flow::InsidePrefill => (NONE, NONE),
+            };
+            let known = |old, new| if old == NONE { new } else { old };
+            room.home = (known(room.home.0, prefill), known(room.home.1, decode));
         }
         let generation = room.generation;
         let link = u16::try_from(link).unwrap_or(u16::MAX);

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::event::{Direction, Mono, SocketId};
 use crate::rooms::model::{Completeness, Outcome, Phase, Role};
 use crate::rooms::peers::{EndpointId, NONE, PairId, SessionId};
+use crate::rooms::requests::legs::RoomRequest;
 use crate::sglang::message::{Backend, Kind, KvPoll, Releases};
 use crate::verdict::judge::Judgement;
 
@@ -184,6 +185,8 @@ pub(crate) struct Room {
     pub(crate) failed_inside: Option<Mono>,
     /// `STAGING_REQ` without `STAGING_RSP`.
     pub(crate) staging_wait: Option<Mono>,
+    /// The request behind it, where one was seen at an HTTP port of this host.
+    pub(crate) request: Option<Box<RoomRequest>>,
     /// At most [`MAX_MARKS`].
     pub(crate) marks: Vec<Mark>,
     pub(crate) marks_dropped: u32,
@@ -233,6 +236,7 @@ impl Room {
             decode_gone: false,
             failed_inside: None,
             staging_wait: None,
+            request: None,
             marks: Vec::new(),
             marks_dropped: 0,
             judgement: None,
@@ -257,7 +261,8 @@ impl Room {
         let (mut links, mut marks) = (std::mem::take(&mut self.links), std::mem::take(&mut self.marks));
         links.clone_from(&other.links);
         marks.clone_from(&other.marks);
-        *self = Self { links, marks, judgement: other.judgement.take(), ..*other };
+        let (judgement, request) = (other.judgement.take(), other.request.take());
+        *self = Self { links, marks, judgement, request, ..*other };
     }
 
     pub(crate) const fn has(&self, role: Role) -> bool {
@@ -359,6 +364,10 @@ impl Room {
             let phase = if lost { Phase::Conclude } else { Phase::Done };
             return p(phase, last_told, KvPoll::Success, terminal);
         }
+        if let Some((at, outcome)) = self.leg(Role::Prefill).filter(|l| l.here).and_then(|l| l.over()) {
+            // Prefill answers when its side of the room has ended, and aborts it when its client hangs up.
+            return p(Phase::Done, at, ended_as(outcome), Some(outcome));
+        }
         let state = if complete { KvPoll::WaitingForInput } else { KvPoll::Bootstrapping };
         if self.prefill_gone {
             return p(Phase::Done, last_asked, state, Some(Outcome::Unknown));
@@ -417,6 +426,15 @@ impl Room {
         if let Some(a) = self.abort.filter(|a| a.sent) {
             return p(Phase::Done, a.at, KvPoll::Failed, Some(Outcome::Failed));
         }
+        if let Some(leg) = self.leg(Role::Decode).filter(|l| l.here) {
+            if let Some((at, outcome)) = leg.over() {
+                return p(Phase::Done, at, ended_as(outcome), Some(outcome));
+            }
+            // It generates, so it has the KV cache.
+            if let Some(at) = leg.seen.first_byte {
+                return p(Phase::Done, at, KvPoll::Success, Some(Outcome::Success));
+            }
+        }
         if self.decode_gone {
             return p(Phase::Done, last_asked, KvPoll::WaitingForInput, Some(Outcome::Unknown));
         }
@@ -431,5 +449,13 @@ impl Room {
             (_, Some(at)) => p(Phase::Bootstrap, at, KvPoll::WaitingForInput, None),
             _ => p(Phase::Bootstrap, self.opened_at, KvPoll::Bootstrapping, None),
         }
+    }
+}
+
+/// State of a view whose request is over.
+const fn ended_as(outcome: Outcome) -> KvPoll {
+    match outcome {
+        Outcome::Success => KvPoll::Success,
+        Outcome::Failed | Outcome::Unknown => KvPoll::Failed,
     }
 }

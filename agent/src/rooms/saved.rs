@@ -16,6 +16,7 @@ use crate::rooms::connections::{Awaited, Carried};
 use crate::rooms::estimate::{Durations, SavedHistogram};
 use crate::rooms::model::{Away, Completeness, Connection, Event, Phase, Role};
 use crate::rooms::peers::{Answers, Concluded, ForeignMark, NONE, Recent, Registered, Source};
+use crate::rooms::requests::legs::RoomRequest;
 use crate::rooms::room::{Abort, Link, MAX_LINKS, MAX_MARKS, Mark, Room};
 use crate::rooms::slab::Tomb;
 use crate::rooms::table::{Config, RoomTable};
@@ -173,6 +174,8 @@ struct SavedRoom {
     failed_inside: Option<Mono>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     staging_wait: Option<Mono>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    request: Option<Box<RoomRequest>>,
     marks: Vec<Mark>,
     marks_dropped: u32,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -315,6 +318,7 @@ impl Saver<'_> {
             decode_gone: r.decode_gone,
             failed_inside: r.failed_inside,
             staging_wait: r.staging_wait,
+            request: r.request.clone(),
             marks,
             marks_dropped: r.marks_dropped,
             judgement: r.judgement.as_deref().map(|j| SavedJudgement {
@@ -534,6 +538,7 @@ impl RoomTable {
         (room.maybe_older, room.was_pinned) = (r.maybe_older, r.was_pinned);
         (room.bootstrap_at, room.computed_at, room.abort) = (r.bootstrap_at, r.computed_at, r.abort);
         (room.failed_inside, room.staging_wait) = (r.failed_inside, r.staging_wait);
+        room.request = r.request;
         room.links.extend(r.links.into_iter().take(MAX_LINKS).map(|l| Link {
             prefill: names.endpoints.get(l.prefill),
             decode: names.endpoints.get(l.decode),
@@ -626,6 +631,7 @@ impl RoomTable {
                 }
             }
         }
+        self.requests_returned(&follows, now);
         let open: Vec<u32> = self.rooms.iter().filter_map(|r| self.numbers.open(r.room)).collect();
         for slot in open {
             let was = self.rooms.get(slot).is_some_and(Room::pinned);

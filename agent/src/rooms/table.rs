@@ -16,6 +16,7 @@ use crate::rooms::counts::{Counters, Gauges, MAX_INSTANCES, OpenGauge, PinnedGau
 use crate::rooms::estimate::Rule;
 use crate::rooms::model::{Away, Event, FindingEvent, Input, Outcome, Role, RoomSnapshot};
 use crate::rooms::peers::{EndpointId, Peers};
+use crate::rooms::requests::Http;
 use crate::rooms::room::Room;
 use crate::rooms::slab::{Closed, Numbers, Slab, Tomb};
 use crate::rooms::wheel::Wheel;
@@ -144,6 +145,8 @@ pub struct RoomTable {
     /// When a room was last turned away for lack of space.
     pub(crate) turned_away_at: Option<Mono>,
     pub(crate) scratch: Vec<Awaited>,
+    /// What is known from HTTP.
+    pub(crate) http: Http,
     /// Not fetched yet.
     pub(crate) finding_events: Vec<FindingEvent>,
     /// When nobody looked, where this table goes on where another left off.
@@ -170,6 +173,7 @@ impl RoomTable {
             tally: Tally::default(),
             turned_away_at: None,
             scratch: Vec::new(),
+            http: Http::default(),
             finding_events: Vec::new(),
             away: None,
         }
@@ -251,6 +255,7 @@ impl RoomTable {
             self.assess(slot, self.now, out);
         }
         self.now = now;
+        self.look_at_http(now);
     }
 
     /// Every incarnation of a room number that is still kept, oldest first.
