@@ -386,7 +386,8 @@ impl RoomTable {
             return Some(Outcome::Unknown);
         }
         // Its end will be seen.
-        if room.held_by_request(Role::Prefill) {
+        let waits = |role| room.held_by_request(role) && room.progress(role).terminal.is_none();
+        if room.held_by_request(Role::Prefill) || waits(Role::Decode) {
             return None;
         }
         let class = room.judgement.as_ref()?.class;

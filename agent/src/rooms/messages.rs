@@ -326,7 +326,33 @@ impl RoomTable {
             self.tally.turned_away.late += 1;
             return None;
         }
-        self.open_room(m.room, next_life(last), seen.at, home, out)
+        let failed = last.and_then(|_| self.failed_request(m.room));
+        let slot = self.open_room(m.room, next_life(last), seen.at, home, out)?;
+        if let Some(room) = self.rooms.get_mut(slot) {
+            room.request = failed;
+        }
+        Some(slot)
+    }
+
+    /// A room that its request opened meets its first message, an ABORT: METADATA before the agent looked is possible
+    /// only if the request, too, began before it.
+    fn abort_of_request(
+        &mut self,
+        seen: &Seen<'_>,
+        m: &RoomFrom,
+        decode: EndpointId,
+        generations: bool,
+        slot: u32,
+    ) {
+        let Some(room) = self.rooms.get(slot) else { return };
+        let began_before = room.opened_at < seen.connection.since.plus(RACE);
+        if !room.marks.is_empty() || room.request.is_none() || !began_before {
+            return;
+        }
+        let known = self.abort_without_room(seen, m, decode, generations);
+        if let (Some(known), Some(room)) = (known, self.rooms.get_mut(slot)) {
+            room.completeness = room.completeness.max(known);
+        }
     }
 
     /// Whether a METADATA for an open room means that the room ended unseen and its number is used again.
@@ -379,9 +405,11 @@ impl RoomTable {
             k.generations
         });
         let slot = if let Some(slot) = self.numbers.open(m.room) {
+            self.abort_of_request(&seen, &m, decode, generations, slot);
             slot
         } else if self.is_late_for(m.room, seen.at) {
             self.tally.turned_away.late += 1;
+            self.abort_of_concluded(&seen, m.room, decode);
             return;
         } else {
             let Some(completeness) = self.abort_without_room(&seen, &m, decode, generations) else {

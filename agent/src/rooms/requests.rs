@@ -7,6 +7,7 @@ mod bootstrap;
 mod clocks;
 pub(crate) mod engines;
 mod evidence;
+mod late_aborts;
 pub(crate) mod legs;
 
 use std::net::SocketAddr;
@@ -20,6 +21,7 @@ use crate::rooms::model::{Connection, Event, LegEnd, LegView, Outcome, RequestSt
 use crate::rooms::peers::{Concluded, NONE};
 use crate::rooms::requests::bootstrap::Bootstraps;
 use crate::rooms::requests::engines::{EngineId, Engines, LOOK_AGAIN};
+use crate::rooms::requests::late_aborts::LateAborts;
 use crate::rooms::requests::legs::{Leg, RequestKey, RoomRequest, answered};
 use crate::rooms::room::Room;
 use crate::rooms::table::{RoomTable, next_life};
@@ -41,6 +43,7 @@ pub(crate) struct Http {
     /// Rooms in `open`.
     places: usize,
     bootstraps: Bootstraps,
+    late_aborts: LateAborts,
     next_look: Mono,
 }
 
@@ -312,6 +315,15 @@ impl RoomTable {
                 Role::Decode => room.has_decode |= leg.here,
             }
         }
+    }
+
+    /// The request of the last life of this number, if prefill ended it without KV having been handed over: METADATA that
+    /// comes now was sent to a room that is over (M10, M40).
+    pub(crate) fn failed_request(&self, number: u64) -> Option<Box<RoomRequest>> {
+        let last = self.closed.iter().rev().find(|r| r.room == number)?;
+        let r = last.request.as_ref()?;
+        let (_, outcome) = r.prefill.filter(|l| l.here)?.over()?;
+        (outcome == Outcome::Failed && r.decode.is_none_or(|l| !l.is_open())).then(|| r.clone())
     }
 
     /// METADATA of a room with a request came.

@@ -326,6 +326,12 @@ impl Room {
         }
     }
 
+    /// Whether decode on this host has heard Success of every rank that owes it.
+    pub(crate) fn all_heard(&self) -> bool {
+        let mut owed = self.links.iter().filter(|l| l.sent.is_some() && l.owes()).peekable();
+        owed.peek().is_some() && owed.all(|l| l.heard.is_some_and(|h| h.status == KvPoll::Success))
+    }
+
     fn prefill_progress(&self) -> Progress {
         let (mut got, mut owed, mut told, mut lost, mut mute) = (0, 0u32, 0u32, false, false);
         let (mut last_asked, mut first_told, mut last_told) = (self.opened_at, None, self.opened_at);

@@ -458,7 +458,7 @@ impl RoomTable {
         table.away = Some(away);
         let SavedRooms { endpoints, sessions, pairs, connections, rooms, closed, .. } = saved;
         for (room, incarnation, closed_at) in closed.into_iter().take(MAX_TOMBS) {
-            table.numbers.bury(room, Tomb { incarnation, closed_at });
+            table.numbers.bury(room, Tomb { incarnation, closed_at, heard: false });
         }
         let names = table.restore_names(endpoints, &sessions, pairs, survivors);
         // The table has its rooms in the order of opening; other lists name them by their place in the file.

@@ -433,7 +433,7 @@ impl RoomTable {
                 self.tally.close(role, room.progress(role).terminal.unwrap_or(outcome));
             }
         }
-        self.numbers.end(room.room, at);
+        self.numbers.end(room.room, at, room.all_heard());
         out.push(Event::Closed(Arc::new(self.snapshot_of(&room, at))));
         self.closed.keep(&mut room);
         self.rooms.reuse(room);

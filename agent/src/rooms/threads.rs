@@ -16,7 +16,8 @@ impl RoomTable {
 
     /// A thread has ended.
     pub(crate) fn task(&mut self, task: &TaskEvent, out: &mut Vec<Event>) {
-        let _ = (task, out, &self.now);
+        self.requests_of_ended(task);
+        let _ = (out, &self.now);
     }
 
     /// TCP had trouble.

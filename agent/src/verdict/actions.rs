@@ -5,6 +5,7 @@
 
 use crate::rooms::model::Role;
 use crate::verdict::explain::named;
+use crate::verdict::explain_requests::plain_rid;
 use crate::verdict::facts::Facts;
 use crate::verdict::judge::{Judgement, Who};
 use crate::verdict::model::{Action, Class, Party};
@@ -14,9 +15,9 @@ pub(crate) fn actions(f: &Facts, j: &Judgement) -> Vec<Action> {
     if !j.class.pins() {
         return Vec::new();
     }
-    let mut list = vec![find_request(f)];
+    let mut list: Vec<_> = plain_rid(f).is_none().then(|| find_request(f)).into_iter().collect();
     match j.class {
-        Class::StatusLost | Class::AwaitingPrefill | Class::PeerNotTold => list.push(abort(f, Role::Decode)),
+        Class::StatusLost | Class::AwaitingPrefill | Class::PeerNotTold | Class::StagingReplyMissing => list.push(abort(f, Role::Decode)),
         Class::StaleEndpoint => list.extend([abort(f, Role::Decode), check_connects(f)]),
         Class::MetadataIncomplete | Class::MetadataMissing => {
             list.extend([abort(f, Role::Prefill), abort(f, Role::Decode)]);
@@ -63,17 +64,20 @@ fn host(party: &Party) -> String {
     )
 }
 
-fn post(party: &Party, body: &str) -> String {
-    format!(
-        "curl -sS -X POST http://{}:HTTP_PORT/abort_request -H 'Content-Type: application/json' -d '{body}'",
-        host(party)
-    )
+fn post(f: &Facts, role: Role, body: &str) -> String {
+    let [prefill, decode] = f.request.servers;
+    let (server, party) = match role {
+        Role::Prefill => (prefill, &f.prefill),
+        Role::Decode => (decode, &f.decode),
+    };
+    let at = server.map_or_else(|| format!("{}:HTTP_PORT", host(party)), |s| s.to_string());
+    format!("curl -sS -X POST http://{at}/abort_request -H 'Content-Type: application/json' -d '{body}'")
 }
 
 fn abort(f: &Facts, role: Role) -> Action {
     let party = if role == Role::Prefill { &f.prefill } else { &f.decode };
     Action {
-        command: post(party, r#"{"rid":"FULL_RID"}"#),
+        command: post(f, role, &format!(r#"{{"rid":"{}"}}"#, plain_rid(f).unwrap_or("FULL_RID"))),
         effect: format!(
             "ends the request at {}, at that engine's own port and not at the router's; it answers 200 and \
              does nothing once the HTTP side has forgotten the rid",
@@ -86,7 +90,7 @@ fn abort(f: &Facts, role: Role) -> Action {
 
 fn abort_all(f: &Facts) -> Action {
     Action {
-        command: post(&f.prefill, r#"{"abort_all":true}"#),
+        command: post(f, Role::Prefill, r#"{"abort_all":true}"#),
         effect: "ends every request of that engine, also those whose rid the HTTP side has forgotten"
             .to_owned(),
         blast_radius: format!(

@@ -98,6 +98,8 @@ pub(crate) struct RequestFacts {
     pub(crate) rid: Option<String>,
     pub(crate) prefill: Option<LegView>,
     pub(crate) decode: Option<LegView>,
+    /// HTTP server of the engine, where it is known.
+    pub(crate) servers: [Option<SocketAddr>; 2],
     /// Begun at the engine of this host, in sight and not over.
     pub(crate) open: [bool; 2],
     /// Known never to have come to the engine of this host.

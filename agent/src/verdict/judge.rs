@@ -10,6 +10,7 @@ use crate::event::{Mono, SECOND};
 use crate::rooms::model::{Completeness, Phase, Role};
 use crate::sglang::message::{Backend, Kind, Release, Releases};
 use crate::verdict::facts::{AbortFact, Dummies, Facts, Sent};
+use crate::verdict::judge_requests;
 use crate::verdict::model::{Class, Confidence, EndsByItself};
 
 /// As many later rooms must have concluded before being passed says anything: schedulers reorder a few
@@ -144,7 +145,7 @@ pub(crate) fn bootstrap_timer(f: &Facts, from: Mono) -> Option<EndsByItself> {
 }
 
 /// Decode's timer; it helps prefill only where ABORT exists (from 0.5.13), and only while it is not past.
-fn waiting_timer(f: &Facts) -> Option<EndsByItself> {
+pub(super) fn waiting_timer(f: &Facts) -> Option<EndsByItself> {
     let from = f.metadata_at?;
     let at = from.plus(f.limits.waiting_timeout);
     let told = f.role == Role::Decode || at_least(f.releases, release(5, 13));
@@ -155,13 +156,15 @@ fn waiting_timer(f: &Facts) -> Option<EndsByItself> {
 
 /// Judges one view. `None`: nothing is overdue.
 pub(crate) fn judge(f: &Facts) -> Option<Judgement> {
-    if let Some(j) = proven(f) {
+    if let Some(j) = proven(f).or_else(|| judge_requests::not_told(f)) {
         return Some(j);
     }
     if !f.overdue() && !still_waits(f) {
-        return None;
+        return judge_requests::paused(f);
     }
-    Some(not_a_pin(f).or_else(|| transport(f)).or_else(|| lost_peer(f)).unwrap_or_else(|| by_phase(f)))
+    let j = not_a_pin(f).or_else(|| transport(f)).or_else(|| lost_peer(f));
+    let j = j.or_else(|| judge_requests::by_request(f)).unwrap_or_else(|| by_phase(f));
+    Some(judge_requests::weigh(f, j))
 }
 
 /// Facts that need no timer.
@@ -192,11 +195,11 @@ fn not_a_pin(f: &Facts) -> Option<Judgement> {
         Dummies::Unknown => return silent(Class::Unknown),
         Dummies::Some => {}
     }
-    if maybe_ignored(f) {
+    if maybe_ignored(f) && !judge_requests::observable(f) {
         return silent(Class::Unknown);
     }
     let waits = matches!(f.phase, Phase::Transfer | Phase::Conclude);
-    if waits && !f.observable {
+    if waits && !f.observable && !judge_requests::observable(f) {
         return silent(Class::CompletionNotObservable);
     }
     None
@@ -307,7 +310,7 @@ fn metadata_missing(f: &Facts) -> Judgement {
 
 /// Some ranks have said how it ended, others not.
 fn concluding(f: &Facts) -> Judgement {
-    let late = f.now.since(f.since) >= f.limits.ceiling.max(f.threshold);
+    let late = f.running() >= f.limits.ceiling.max(f.threshold);
     // No queueing and no computing is left once one rank has concluded: the ceiling excludes both.
     let confidence = if late { Confidence::Likely } else { Confidence::Possible };
     if f.untold.is_empty() {
@@ -333,7 +336,7 @@ fn waiting(f: &Facts) -> Judgement {
 }
 
 /// A queue that drains in order: rooms asked for earlier still conclude, those asked for later do not.
-fn queued(f: &Facts) -> bool {
+pub(super) fn queued(f: &Facts) -> bool {
     let lately = |at: Option<Mono>| at.is_some_and(|at| f.now.since(at) < f.limits.floor / 2);
     let o = &f.others;
     (lately(o.drained) && o.overtaken < OVERTAKEN)
@@ -361,7 +364,7 @@ fn separate(f: &Facts) -> Class {
 }
 
 /// A judgement in the making.
-struct Draft {
+pub(super) struct Draft {
     class: Class,
     confidence: Confidence,
     owes: Who,
@@ -372,27 +375,27 @@ struct Draft {
 }
 
 impl Draft {
-    const fn new(class: Class, confidence: Confidence, owes: Who, expected: Option<Kind>) -> Self {
+    pub(super) const fn new(class: Class, confidence: Confidence, owes: Who, expected: Option<Kind>) -> Self {
         Self { class, confidence, owes, act_on: owes, expected, ends: None, since: None }
     }
 
-    const fn act_on(mut self, who: Who) -> Self {
+    pub(super) const fn act_on(mut self, who: Who) -> Self {
         self.act_on = who;
         self
     }
 
-    const fn ends(mut self, ends: Option<EndsByItself>) -> Self {
+    pub(super) const fn ends(mut self, ends: Option<EndsByItself>) -> Self {
         self.ends = ends;
         self
     }
 
     /// From when it holds, where a fact and not the clock says so.
-    const fn since(mut self, at: Mono) -> Self {
+    pub(super) const fn since(mut self, at: Mono) -> Self {
         self.since = Some(at);
         self
     }
 
-    fn done(self, f: &Facts) -> Judgement {
+    pub(super) fn done(self, f: &Facts) -> Judgement {
         let owes_at = f.party(self.owes).and_then(|p| p.endpoint);
         Judgement {
             role: f.role,
@@ -425,7 +428,7 @@ fn group(f: &Facts, class: Class, owes_at: Option<SocketAddr>) -> u64 {
         // One endpoint that cannot be reached.
         Class::StatusLost => write!(hash, "{decode}"),
         // One room by its nature.
-        Class::DuplicateRoom => write!(hash, "{}", f.room),
+        Class::DuplicateRoom | Class::PeerNotTold => write!(hash, "{}", f.room),
         Class::MetadataIncomplete => write!(hash, "{prefill}|{}", endpoint(owes_at)),
         Class::AbortBeforeEntry => write!(hash, "{prefill}"),
         // One worker or connection: a rank and a session.

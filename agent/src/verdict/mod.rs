@@ -6,8 +6,10 @@
 mod actions;
 mod candidates;
 pub(crate) mod explain;
+mod explain_requests;
 pub(crate) mod facts;
 pub(crate) mod judge;
+mod judge_requests;
 pub mod known;
 pub mod model;
 

@@ -84,6 +84,7 @@ impl RoomTable {
             self.raise(finding);
         }
         self.look_at_bootstraps(now);
+        self.look_at_late_aborts(now);
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Pure; reads the table, changes nothing. Runs when a room is overdue or shown, never per message.
 
-use crate::event::{Mono, SECOND};
+use crate::event::{Mono, SECOND, TaskChange, TaskEvent};
 use crate::rooms::model::{Connection, EngineGauges, Outcome, Role};
 use crate::rooms::peers::{EndpointId, NONE};
 use crate::rooms::requests::engines::{Engine, EngineId, stood};
@@ -42,6 +42,7 @@ impl RoomTable {
             rid: request.and_then(|r| r.rid.as_deref()).map(str::to_owned),
             prefill: room.leg(Role::Prefill).map(|l| l.seen),
             decode: room.leg(Role::Decode).map(|l| l.seen),
+            servers: [prefill, decode].map(|e| e.and_then(|e| e.address)),
             open: [Role::Prefill, Role::Decode].map(|r| room.held_by_request(r)),
             never_begun: [Role::Prefill, Role::Decode].map(|r| self.never_begun(room, r)),
             duplicate: request.and_then(|r| r.duplicate),
@@ -78,12 +79,6 @@ impl RoomTable {
         let e = self.peers.get(rank)?;
         let by_process = e.task.and_then(|t| self.http.engines.of_process(t.tgid));
         by_process.or_else(|| self.http.engines.alone_at(e.address.ip(), role))
-    }
-
-    /// How long the engines of a room stood still since then: no clock of it ran meanwhile.
-    pub(crate) fn stood(&self, room: &Room, since: Mono, now: Mono) -> u64 {
-        let engines = self.engines_of(room).map(|e| e.and_then(|id| self.http.engines.get(id)));
-        stood(engines, since, now)
     }
 
     /// Whether an engine of this room has ever stood still.
@@ -144,6 +139,14 @@ impl RoomTable {
         let engine = self.http.engines.of_server(gauges.server);
         if let Some(e) = self.http.engines.get_mut(engine) {
             e.gauged(at, gauges);
+        }
+    }
+
+    /// A process that is gone is no engine's any more: its number may be another's next.
+    pub(crate) fn requests_of_ended(&mut self, task: &TaskEvent) {
+        let TaskChange::Exited { process, .. } = task.what;
+        if process {
+            self.http.engines.part(task.task.tgid);
         }
     }
 

@@ -120,14 +120,6 @@ impl RoomRequest {
         self.leg(role).is_some_and(|l| l.here && l.is_open())
     }
 
-    /// When the last leg of this host was over, if none is open.
-    pub(crate) fn last_over(&self) -> Option<Mono> {
-        if self.legs().any(Leg::is_open) {
-            return None;
-        }
-        self.legs().filter_map(|l| l.seen.ended).map(|(at, _)| at).max()
-    }
-
     /// As it is shown.
     pub(crate) fn view(&self) -> RequestView {
         RequestView {
