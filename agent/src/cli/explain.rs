@@ -26,7 +26,8 @@ pub(super) fn page(record: &Value, findings: &[Value]) -> String {
 /// The first line, as in `rooms`: who owes what to whom, whether it ends by itself, what to do.
 pub(super) fn summary(record: &Value, findings: &[Value]) -> String {
     let verdict = &record["verdict"];
-    let mut parts = vec![format!("room {}{} {}", text(&record["room"]), life(record), state(record))];
+    let mut parts =
+        vec![format!("room {}{}{} {}", text(&record["room"]), rid(record), life(record), state(record))];
     if let Some(owes) = owes(record).filter(|_| !closed(record)) {
         parts.push(owes);
     }
@@ -131,6 +132,10 @@ fn applicable(record: &Value) -> impl Iterator<Item = &Value> {
 
 fn closed(record: &Value) -> bool {
     record["closed_at"].is_string()
+}
+
+fn rid(record: &Value) -> String {
+    record["request"]["rid"].as_str().map_or_else(String::new, |rid| format!(" (rid {rid})"))
 }
 
 fn life(record: &Value) -> String {
@@ -239,6 +244,7 @@ fn time_line(out: &mut String, record: &Value) {
             lines.push((m["time"].as_str().unwrap_or_default(), message(role, m)));
         }
     }
+    request(&mut lines, record);
     lines.sort_by(|a, b| a.0.cmp(b.0));
     let opened = record["opened_at"].as_str().unwrap_or_default();
     let _ = writeln!(out, "\ntime line (UTC, and seconds since the first sign of the room)");
@@ -253,6 +259,26 @@ fn time_line(out: &mut String, record: &Value) {
         let _ = writeln!(out, "  {} {:>9} ended: {outcome}", clock(closed), since(opened, closed));
     } else if let Some(now) = record["time"].as_str() {
         let _ = writeln!(out, "  {} {:>9} now", clock(now), since(opened, now));
+    }
+}
+
+/// The request at each engine: begun, answer begun, over.
+fn request<'a>(lines: &mut Vec<(&'a str, String)>, record: &'a Value) {
+    for role in ["prefill", "decode", "unplaced"] {
+        let leg = &record["request"][role];
+        let who = if role == "unplaced" { "engine" } else { role };
+        let mut line = |key: &str, what: String| {
+            if let Some(at) = leg[key].as_str() {
+                lines.push((at, format!("{who:7} {what}")));
+            }
+        };
+        line("begun", "request  begun".to_owned());
+        line("first_byte", "request  first byte of its answer".to_owned());
+        let status = leg["status"].as_u64().map(|s| format!(", status {s}")).unwrap_or_default();
+        line("ended", format!("request  {}{status}", text(&leg["how"])));
+        if leg["out_of_sight"].as_bool() == Some(true) {
+            line("begun", "request  (lost sight of later: its end is not known)".to_owned());
+        }
     }
 }
 

@@ -9,7 +9,9 @@ use super::Identity;
 use super::clock::Clock;
 use super::trace_id::trace_id;
 use crate::event::{Direction, SECOND, Task};
-use crate::rooms::model::{Event, MessageMark, Outcome, RankView, Role, RoomSnapshot, View};
+use crate::rooms::model::{
+    Event, LegView, MessageMark, Outcome, RankView, RequestView, Role, RoomSnapshot, View,
+};
 use crate::sglang::message::{Backend, Kind, KvPoll, Release, Releases};
 use crate::verdict::model::{Action, Candidate, EndsByItself, KnownIssue, Party, Verdict};
 
@@ -43,7 +45,8 @@ pub struct Record {
     /// Messages of the room that are not listed because the list is bounded.
     messages_dropped: u32,
     gpu: NotMeasured,
-    request: NotMeasured,
+    /// The request behind it, where one was seen at an HTTP port of this host.
+    request: Option<RequestJson>,
     scheduler: NotMeasured,
 }
 
@@ -143,6 +146,27 @@ struct ViewJson {
 }
 
 #[derive(Clone, Debug, Serialize)]
+struct RequestJson {
+    rid: Option<String>,
+    prefill: Option<LegJson>,
+    decode: Option<LegJson>,
+    /// At an engine whose role is not known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    unplaced: Option<LegJson>,
+}
+
+#[derive(Clone, Debug, Serialize)]
+struct LegJson {
+    begun: String,
+    first_byte: Option<String>,
+    ended: Option<String>,
+    how: Option<&'static str>,
+    status: Option<u16>,
+    /// No end does not mean that it is open.
+    out_of_sight: bool,
+}
+
+#[derive(Clone, Debug, Serialize)]
 struct RankJson {
     rank: Option<u32>,
     endpoint: Option<String>,
@@ -227,7 +251,7 @@ impl Maker<'_> {
             },
             messages_dropped: s.messages_dropped,
             gpu: NotMeasured,
-            request: NotMeasured,
+            request: s.request.as_ref().map(|r| self.request(r)),
             scheduler: NotMeasured,
         }
     }
@@ -282,6 +306,26 @@ impl Maker<'_> {
             required: v.required,
             got: v.got,
             messages: s.messages.iter().filter(|m| m.role == v.role).map(|m| self.message(m)).collect(),
+        }
+    }
+
+    fn request(&self, r: &RequestView) -> RequestJson {
+        RequestJson {
+            rid: r.rid.as_deref().map(str::to_owned),
+            prefill: r.prefill.as_ref().map(|l| self.leg(l)),
+            decode: r.decode.as_ref().map(|l| self.leg(l)),
+            unplaced: r.unplaced.as_ref().map(|l| self.leg(l)),
+        }
+    }
+
+    fn leg(&self, l: &LegView) -> LegJson {
+        LegJson {
+            begun: self.clock.rfc3339(l.begun),
+            first_byte: l.first_byte.map(|at| self.clock.rfc3339(at)),
+            ended: l.ended.map(|(at, _)| self.clock.rfc3339(at)),
+            how: l.ended.map(|(_, how)| how.label()),
+            status: l.status,
+            out_of_sight: l.out_of_sight,
         }
     }
 

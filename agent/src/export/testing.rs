@@ -92,6 +92,7 @@ pub(crate) fn verdict() -> Verdict {
         endpoint: Some(endpoint(4000)),
         task: pid.map(task),
         local: Some(local),
+        http: None,
         place: Some(std::sync::Arc::new(Place {
             container: Some("c0ffee".repeat(11).get(..64).unwrap().to_owned()),
             pod_uid: Some("3ca9f1e6-2b1d-4b7e-9a55-0f6f5e2d9c11".to_owned()),

@@ -39,6 +39,7 @@ enum End {
 impl RoomTable {
     /// After a message: counts phases, notices the end and progress, sets the next deadline.
     pub(crate) fn settle(&mut self, slot: u32, at: Mono, out: &mut Vec<Event>) {
+        self.place_requests(slot, at);
         let Some(room) = self.rooms.get(slot) else { return };
         let views = [Role::Prefill, Role::Decode].map(|r| room.has(r).then(|| room.progress(r)));
         let moved = self.note_phases(slot, views);
@@ -87,7 +88,9 @@ impl RoomTable {
             if counted.is_some() || view.phase == Phase::Done {
                 // A phase that an ABORT or a failure cut short does not say how long it takes.
                 let whole = view.phase != Phase::Abort && view.terminal != Some(Outcome::Failed);
-                if (whole || old.0 == Phase::Abort)
+                let ran = self.rooms.get(slot).is_some_and(|r| !self.ever_stopped(r));
+                if ran
+                    && (whole || old.0 == Phase::Abort)
                     && let Some(p) = self.peers.pair_mut(pair)
                 {
                     p.durations.observe(old.0, pages, nanos);
@@ -108,8 +111,11 @@ impl RoomTable {
                 Some(_) => {}
             }
         }
-        if views.iter().all(Option::is_none) {
+        if views.iter().all(Option::is_none) || room.held_by_request(Role::Prefill) {
             return End::Open;
+        }
+        if let Some(until) = self.may_go_on(room, now) {
+            return End::Hold(until);
         }
         let [prefill, decode] = views;
         if prefill.is_none()
@@ -156,7 +162,9 @@ impl RoomTable {
     fn first_look(&self, room: &Room, views: [Option<Progress>; 2]) -> Mono {
         let floor = self.config.floor;
         let open = views.iter().flatten().filter(|v| v.terminal.is_none()).map(|v| v.since.plus(floor));
-        open.min().unwrap_or_else(|| room.abort.map_or(room.opened_at, |a| a.at).plus(floor))
+        let held = views.first().copied().flatten().filter(|_| room.held_by_request(Role::Prefill));
+        let over = || held.map_or_else(|| room.abort.map_or(room.opened_at, |a| a.at), |v| v.since);
+        open.min().unwrap_or_else(|| over().plus(floor))
     }
 
     /// Looks at a room because something is due.
@@ -202,7 +210,7 @@ impl RoomTable {
     /// With very many rooms each is looked at more rarely, so that the work per second stays bounded.
     fn again(&self, class: Class) -> u64 {
         let base = match class {
-            Class::Queued => AGAIN_QUEUED,
+            Class::Queued | Class::Paused => AGAIN_QUEUED,
             c if c.pins() => AGAIN_PINNED,
             _ => AGAIN_UNKNOWN,
         };
@@ -236,7 +244,7 @@ impl RoomTable {
                     best = Some(j);
                 }
             } else {
-                let at = facts.since.plus(facts.threshold);
+                let at = facts.since.plus(facts.threshold).plus(facts.request.stood);
                 due = Some(due.map_or(at, |d| d.min(at)));
             }
         }
@@ -333,7 +341,7 @@ impl RoomTable {
     /// when decode's pages are free at the latest. Returns when.
     fn quiet_abort(&self, room: &Room) -> Option<Mono> {
         let a = room.abort?;
-        if self.stuck(a.on) || lost_on_the_way(a.delivery) {
+        if self.stuck(a.on) || lost_on_the_way(a.delivery) || room.held_by_request(Role::Prefill) {
             return None;
         }
         let prefill = room.links.first().map_or(room.home.0, |l| l.prefill);
@@ -357,6 +365,11 @@ impl RoomTable {
         let last_asked = room.links.iter().map(Link::asked_at).max().unwrap_or(room.opened_at);
         if now.since(room.opened_at) >= c.forget_after {
             return Some(Outcome::Unknown);
+        }
+        // Its end will be seen.
+        let waits = |role| room.held_by_request(role) && room.progress(role).terminal.is_none();
+        if room.held_by_request(Role::Prefill) || waits(Role::Decode) {
+            return None;
         }
         let class = room.judgement.as_ref()?.class;
         let after = |from: Mono, timeout: u64| now.since(from) >= timeout.saturating_add(c.margin);

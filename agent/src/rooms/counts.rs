@@ -73,6 +73,8 @@ pub struct TurnedAway {
     pub marks: u64,
     /// Sent messages whose acknowledgement is not followed: too many on one connection.
     pub acknowledgements: u64,
+    /// Requests not followed: table full.
+    pub requests: u64,
     /// Messages for a room that had ended.
     pub late: u64,
     /// Messages for a room that is not known and that cannot begin one.

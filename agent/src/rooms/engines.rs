@@ -7,6 +7,7 @@
 mod blind;
 mod gauges;
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use hashbrown::HashMap;
@@ -92,6 +93,7 @@ impl Engines {
 impl RoomTable {
     /// A process of an engine.
     pub(crate) fn process(&mut self, at: Mono, process: &EngineProcess, _out: &mut Vec<Event>) {
+        self.http.engines.meet(process);
         let replaced = self.engines.get(process.pid).is_some_and(|k| k.process.started != process.started);
         if replaced {
             // Another process under the same number.
@@ -176,6 +178,9 @@ impl RoomTable {
             role: self.role_of_process(server),
             task: Some(Task { tgid: server, tid: server, comm, cgroup: 0 }),
             local: Some(true),
+            http: known
+                .and_then(|k| k.process.http_port)
+                .map(|port| SocketAddr::new(std::net::Ipv4Addr::LOCALHOST.into(), port)),
             place: known.map(Known::place),
             rank_names: known.and_then(Known::rank_names),
             ..Party::default()

@@ -28,6 +28,8 @@ impl RoomTable {
         let missing = self.missing(room, role, prefill, session);
         let (told, untold) = self.told(room, role);
         let rank = self.peers.prefill(prefill);
+        let request = self.request_facts(room, role, view, since, now);
+        let [prefill_http, decode_http] = request.servers;
         Some(Facts {
             room: room.room,
             now,
@@ -61,8 +63,8 @@ impl RoomTable {
             duplicate: room.links.iter().find_map(|l| l.duplicate),
             failed_inside: room.failed_inside,
             staging_wait: room.staging_wait,
-            prefill: self.party(Role::Prefill, prefill, room.has_prefill),
-            decode: self.party(Role::Decode, decode, room.has_decode),
+            prefill: Party { http: prefill_http, ..self.party(Role::Prefill, prefill, room.has_prefill) },
+            decode: Party { http: decode_http, ..self.party(Role::Decode, decode, room.has_decode) },
             session: self.peers.session_name(session).map(ToString::to_string).unwrap_or_default(),
             missing,
             told,
@@ -86,6 +88,8 @@ impl RoomTable {
             decode_reached: self.peers.get(decode).is_some_and(|e| e.reached),
             prefill_lost: self.lost(prefill, room.opened_at),
             decode_lost: self.lost(decode, room.opened_at),
+            request,
+            engine_idle: self.engine_idle(room, now),
             pinned_since: room.judgement.as_ref().filter(|j| j.class.pins()).map(|j| j.since),
         })
     }
@@ -102,7 +106,7 @@ impl RoomTable {
 
     fn completeness(&self, room: &Room, phase: Phase) -> Completeness {
         if room.completeness == Completeness::Full {
-            if self.is_lossy(room) {
+            if self.is_lossy(room) || self.may_have_missed_frames(room) {
                 return Completeness::Lossy;
             }
             if room.maybe_older && phase == Phase::Bootstrap {
@@ -122,6 +126,7 @@ impl RoomTable {
             endpoint: e.map(|e| e.address),
             task,
             local: e.map(|_| here),
+            http: None,
             place: process.map(Known::place),
             rank_names: process.and_then(Known::rank_names),
         }
@@ -305,6 +310,11 @@ fn phase_of(room: &Room, role: Role, view: Progress) -> Option<(Phase, Mono)> {
             }
         }
         return Some((view.phase, view.since));
+    }
+    // Over, as the frames have it, and its request is still open: prefill answers when its side has ended.
+    if role == Role::Prefill && room.held_by_request(role) {
+        let by_abort = room.abort.filter(|_| !room.links.iter().any(|l| l.told.is_some()));
+        return Some(by_abort.map_or((Phase::Conclude, view.since), |a| (Phase::Abort, a.at)));
     }
     match role {
         // All told, not yet acknowledged.

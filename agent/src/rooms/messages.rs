@@ -261,6 +261,7 @@ impl RoomTable {
                 l.metadata_on = Some(seen.connection.socket);
             }
         }
+        self.metadata_of_request(slot, seen.role);
         self.mark(slot, &seen, decode, link, None, None, Some((m.pages, m.dummy)));
         self.settle(slot, seen.at, out);
     }
@@ -327,7 +328,33 @@ impl RoomTable {
             self.tally.turned_away.late += 1;
             return None;
         }
-        self.open_room(m.room, next_life(last), seen.at, home, out)
+        let failed = last.and_then(|_| self.failed_request(m.room));
+        let slot = self.open_room(m.room, next_life(last), seen.at, home, out)?;
+        if let Some(room) = self.rooms.get_mut(slot) {
+            room.request = failed;
+        }
+        Some(slot)
+    }
+
+    /// A room that its request opened meets its first message, an ABORT: METADATA before the agent looked is possible
+    /// only if the request, too, began before it.
+    fn abort_of_request(
+        &mut self,
+        seen: &Seen<'_>,
+        m: &RoomFrom,
+        decode: EndpointId,
+        generations: bool,
+        slot: u32,
+    ) {
+        let Some(room) = self.rooms.get(slot) else { return };
+        let began_before = room.opened_at < seen.connection.since.plus(RACE);
+        if !room.marks.is_empty() || room.request.is_none() || !began_before {
+            return;
+        }
+        let known = self.abort_without_room(seen, m, decode, generations);
+        if let (Some(known), Some(room)) = (known, self.rooms.get_mut(slot)) {
+            room.completeness = room.completeness.max(known);
+        }
     }
 
     /// Whether a METADATA for an open room means that the room ended unseen and its number is used again.
@@ -380,9 +407,11 @@ impl RoomTable {
             k.generations
         });
         let slot = if let Some(slot) = self.numbers.open(m.room) {
+            self.abort_of_request(&seen, &m, decode, generations, slot);
             slot
         } else if self.is_late_for(m.room, seen.at) {
             self.tally.turned_away.late += 1;
+            self.abort_of_concluded(&seen, m.room, decode);
             return;
         } else {
             let Some(completeness) = self.abort_without_room(&seen, &m, decode, generations) else {
@@ -571,6 +600,16 @@ impl RoomTable {
         match seen.role {
             Role::Prefill => room.has_prefill = true,
             Role::Decode => room.has_decode = true,
+        }
+        if room.home.0 == NONE || room.home.1 == NONE {
+            // Opened by its request: now a rank is named.
+            let (prefill, decode) = match seen.kind.flow() {
+                Flow::DecodeToPrefill => (seen.target, other),
+                Flow::PrefillToDecode => (other, seen.target),
+                Flow::InsidePrefill => (NONE, NONE),
+            };
+            let known = |old, new| if old == NONE { new } else { old };
+            room.home = (known(room.home.0, prefill), known(room.home.1, decode));
         }
         let generation = room.generation;
         let link = u16::try_from(link).unwrap_or(u16::MAX);

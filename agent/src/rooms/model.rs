@@ -554,6 +554,8 @@ pub struct RequestView {
     pub prefill: Option<LegView>,
     /// At decode's HTTP port.
     pub decode: Option<LegView>,
+    /// At the HTTP port of an engine whose role is not known.
+    pub unplaced: Option<LegView>,
 }
 
 /// One engine's part of a request.

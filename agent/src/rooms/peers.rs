@@ -332,6 +332,11 @@ impl Peers {
         self.by_address.iter().filter(|((_, netns), _)| *netns != 0).map(|((_, n), id)| (*id, *n)).collect()
     }
 
+    /// Every endpoint.
+    pub(crate) fn endpoints(&self) -> impl Iterator<Item = (EndpointId, &Endpoint)> {
+        (0..).zip(&self.endpoints)
+    }
+
     pub(crate) fn get(&self, id: EndpointId) -> Option<&Endpoint> {
         self.endpoints.get(id as usize)
     }

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::event::{Direction, Mono, SocketId};
 use crate::rooms::model::{Completeness, Outcome, Phase, Role};
 use crate::rooms::peers::{EndpointId, NONE, PairId, SessionId};
+use crate::rooms::requests::legs::RoomRequest;
 use crate::sglang::message::{Backend, Kind, KvPoll, Releases};
 use crate::verdict::judge::Judgement;
 use crate::verdict::model::{Class, Confidence};
@@ -190,6 +191,8 @@ pub(crate) struct Room {
     pub(crate) failed_inside: Option<Mono>,
     /// `STAGING_REQ` without `STAGING_RSP`.
     pub(crate) staging_wait: Option<Mono>,
+    /// The request behind it, where one was seen at an HTTP port of this host.
+    pub(crate) request: Option<Box<RoomRequest>>,
     /// At most [`MAX_MARKS`].
     pub(crate) marks: Vec<Mark>,
     pub(crate) marks_dropped: u32,
@@ -239,6 +242,7 @@ impl Room {
             decode_gone: false,
             failed_inside: None,
             staging_wait: None,
+            request: None,
             marks: Vec::new(),
             marks_dropped: 0,
             judgement: None,
@@ -263,7 +267,8 @@ impl Room {
         let (mut links, mut marks) = (std::mem::take(&mut self.links), std::mem::take(&mut self.marks));
         links.clone_from(&other.links);
         marks.clone_from(&other.marks);
-        *self = Self { links, marks, judgement: other.judgement.take(), ..*other };
+        let (judgement, request) = (other.judgement.take(), other.request.take());
+        *self = Self { links, marks, judgement, request, ..*other };
     }
 
     pub(crate) const fn has(&self, role: Role) -> bool {
@@ -332,6 +337,12 @@ impl Room {
         }
     }
 
+    /// Whether decode on this host has heard Success of every rank that owes it.
+    pub(crate) fn all_heard(&self) -> bool {
+        let mut owed = self.links.iter().filter(|l| l.sent.is_some() && l.owes()).peekable();
+        owed.peek().is_some() && owed.all(|l| l.heard.is_some_and(|h| h.status == KvPoll::Success))
+    }
+
     fn prefill_progress(&self) -> Progress {
         let (mut got, mut owed, mut told, mut lost, mut mute) = (0, 0u32, 0u32, false, false);
         let (mut last_asked, mut first_told, mut last_told) = (self.opened_at, None, self.opened_at);
@@ -372,6 +383,10 @@ impl Room {
             let terminal = (!lost).then_some(Outcome::Success);
             let phase = if lost { Phase::Conclude } else { Phase::Done };
             return p(phase, last_told, KvPoll::Success, terminal);
+        }
+        if let Some((at, outcome)) = self.leg(Role::Prefill).filter(|l| l.here).and_then(|l| l.over()) {
+            // Prefill answers when its side of the room has ended, and aborts it when its client hangs up.
+            return p(Phase::Done, at, ended_as(outcome), Some(outcome));
         }
         let state = if complete { KvPoll::WaitingForInput } else { KvPoll::Bootstrapping };
         if self.prefill_gone {
@@ -431,6 +446,15 @@ impl Room {
         if let Some(a) = self.abort.filter(|a| a.sent) {
             return p(Phase::Done, a.at, KvPoll::Failed, Some(Outcome::Failed));
         }
+        if let Some(leg) = self.leg(Role::Decode).filter(|l| l.here) {
+            if let Some((at, outcome)) = leg.over() {
+                return p(Phase::Done, at, ended_as(outcome), Some(outcome));
+            }
+            // It generates, so it has the KV cache.
+            if let Some(at) = leg.seen.first_byte {
+                return p(Phase::Done, at, KvPoll::Success, Some(Outcome::Success));
+            }
+        }
         if self.decode_gone {
             return p(Phase::Done, last_asked, KvPoll::WaitingForInput, Some(Outcome::Unknown));
         }
@@ -445,5 +469,13 @@ impl Room {
             (_, Some(at)) => p(Phase::Bootstrap, at, KvPoll::WaitingForInput, None),
             _ => p(Phase::Bootstrap, self.opened_at, KvPoll::Bootstrapping, None),
         }
+    }
+}
+
+/// State of a view whose request is over.
+const fn ended_as(outcome: Outcome) -> KvPoll {
+    match outcome {
+        Outcome::Success => KvPoll::Success,
+        Outcome::Failed | Outcome::Unknown => KvPoll::Failed,
     }
 }

@@ -18,6 +18,7 @@ use crate::rooms::model::{Away, Completeness, Connection, Event, Phase, Role};
 use crate::rooms::peers::{
     Answers, Concluded, DeadReader, Exit, ForeignMark, NONE, Recent, Registered, Source,
 };
+use crate::rooms::requests::legs::RoomRequest;
 use crate::rooms::room::{Abort, Link, MAX_LINKS, MAX_MARKS, Mark, Room};
 use crate::rooms::slab::Tomb;
 use crate::rooms::table::{Config, RoomTable};
@@ -189,6 +190,8 @@ struct SavedRoom {
     failed_inside: Option<Mono>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     staging_wait: Option<Mono>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    request: Option<Box<RoomRequest>>,
     marks: Vec<Mark>,
     marks_dropped: u32,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -333,6 +336,7 @@ impl Saver<'_> {
             decode_gone: r.decode_gone,
             failed_inside: r.failed_inside,
             staging_wait: r.staging_wait,
+            request: r.request.clone(),
             marks,
             marks_dropped: r.marks_dropped,
             judgement: r.judgement.as_deref().map(|j| SavedJudgement {
@@ -483,7 +487,7 @@ impl RoomTable {
         table.away = Some(away);
         let SavedRooms { endpoints, sessions, pairs, connections, rooms, closed, threads, .. } = saved;
         for (room, incarnation, closed_at) in closed.into_iter().take(MAX_TOMBS) {
-            table.numbers.bury(room, Tomb { incarnation, closed_at });
+            table.numbers.bury(room, Tomb { incarnation, closed_at, heard: false });
         }
         table.threads.restore(threads, |tgid| survivors.alive.contains(&tgid));
         let names = table.restore_names(endpoints, &sessions, pairs, survivors);
@@ -568,6 +572,7 @@ impl RoomTable {
         (room.maybe_older, room.was_pinned) = (r.maybe_older, r.was_pinned);
         (room.bootstrap_at, room.computed_at, room.abort) = (r.bootstrap_at, r.computed_at, r.abort);
         (room.failed_inside, room.staging_wait) = (r.failed_inside, r.staging_wait);
+        room.request = r.request;
         room.links.extend(r.links.into_iter().take(MAX_LINKS).map(|l| Link {
             prefill: names.endpoints.get(l.prefill),
             decode: names.endpoints.get(l.decode),
@@ -656,6 +661,7 @@ impl RoomTable {
                 }
             }
         }
+        self.requests_returned(&follows, now);
         let open: Vec<u32> = self.rooms.iter().filter_map(|r| self.numbers.open(r.room)).collect();
         for slot in open {
             let was = self.rooms.get(slot).is_some_and(Room::pinned);

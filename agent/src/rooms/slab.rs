@@ -142,6 +142,8 @@ impl Slab {
 pub(crate) struct Tomb {
     pub(crate) incarnation: u32,
     pub(crate) closed_at: Mono,
+    /// Decode on this host had heard Success of every rank that owed it.
+    pub(crate) heard: bool,
 }
 
 /// The last closed rooms with all that is known of them.
@@ -241,13 +243,13 @@ impl Numbers {
         self.open.insert(room, Slot { slot, incarnation });
     }
 
-    pub(crate) fn end(&mut self, room: u64, closed_at: Mono) {
+    pub(crate) fn end(&mut self, room: u64, closed_at: Mono, heard: bool) {
         let Some(Slot { incarnation, .. }) = self.open.remove(&room) else { return };
         if self.newer.len() >= self.max_half {
             std::mem::swap(&mut self.newer, &mut self.older);
             self.newer.clear();
         }
-        self.newer.insert(room, Tomb { incarnation, closed_at });
+        self.newer.insert(room, Tomb { incarnation, closed_at, heard });
     }
 }
 
@@ -262,7 +264,7 @@ mod tests {
         for room in 0..100 {
             numbers.begin(room, 7, 3);
             assert_eq!((numbers.open(room), numbers.tomb(room).is_none()), (Some(7), true));
-            numbers.end(room, Mono(room));
+            numbers.end(room, Mono(room), false);
             assert_eq!((numbers.open(room), numbers.tomb(room).unwrap().incarnation), (None, 3));
             let kept = (0..=room).filter(|r| numbers.tomb(*r).is_some()).count();
             assert!(kept <= 20 && kept >= 10.min(usize::try_from(room).unwrap()), "{kept} after {room}");
@@ -274,7 +276,7 @@ mod tests {
         // A life more, while the last one is still remembered.
         numbers.begin(99, 1, 4);
         assert!(numbers.tomb(99).is_none());
-        numbers.end(99, Mono(1000));
+        numbers.end(99, Mono(1000), false);
         assert_eq!(numbers.tomb(99).unwrap().incarnation, 4);
     }
 

@@ -7,6 +7,7 @@ use smallvec::SmallVec;
 use crate::event::Mono;
 use crate::rooms::model::{MessageMark, Outcome, RankView, Role, RoomSnapshot, View};
 use crate::rooms::peers::EndpointId;
+use crate::rooms::requests::legs::RoomRequest;
 use crate::rooms::room::{Link, Mark, Progress, Room};
 use crate::rooms::table::RoomTable;
 use crate::sglang::message::KvPoll;
@@ -35,7 +36,7 @@ impl RoomTable {
             restored: self.restored(room),
             prefill: room.has_prefill.then(|| self.view(room, Role::Prefill)),
             decode: room.has_decode.then(|| self.view(room, Role::Decode)),
-            request: None,
+            request: room.request.as_deref().map(RoomRequest::view),
             messages: room.marks.iter().map(|m| self.message_mark(m)).collect(),
             messages_dropped: room.marks_dropped,
             verdict: verdict.map(Box::new),

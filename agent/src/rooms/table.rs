@@ -19,6 +19,7 @@ use crate::rooms::findings::Findings;
 use crate::rooms::model::{Away, Event, Input, Outcome, Role, RoomSnapshot};
 use crate::rooms::peers::{EndpointId, Peers};
 use crate::rooms::rates::Rates;
+use crate::rooms::requests::Http;
 use crate::rooms::room::Room;
 use crate::rooms::slab::{Closed, Numbers, Slab, Tomb};
 use crate::rooms::tcp::Unread;
@@ -156,6 +157,8 @@ pub struct RoomTable {
     pub(crate) threads: Threads,
     /// Sockets whose bytes nobody reads.
     pub(crate) unread: Unread,
+    /// What is known from HTTP.
+    pub(crate) http: Http,
     /// When nobody looked, where this table goes on where another left off.
     pub(crate) away: Option<Away>,
 }
@@ -184,6 +187,7 @@ impl RoomTable {
             engines: Engines::default(),
             threads: Threads::default(),
             unread: Unread::default(),
+            http: Http::default(),
             away: None,
         }
     }
@@ -269,6 +273,7 @@ impl RoomTable {
         self.now = now;
         self.rate(now);
         self.review_threads(now);
+        self.look_at_http(now);
     }
 
     /// The moment up to which inputs and ticks have brought it.
@@ -457,7 +462,7 @@ impl RoomTable {
                 self.tally.close(role, room.progress(role).terminal.unwrap_or(outcome));
             }
         }
-        self.numbers.end(room.room, at);
+        self.numbers.end(room.room, at, room.all_heard());
         out.push(Event::Closed(Arc::new(self.snapshot_of(&room, at))));
         self.closed.keep(&mut room);
         self.rooms.reuse(room);

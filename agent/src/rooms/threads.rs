@@ -134,6 +134,7 @@ impl RoomTable {
     pub(crate) fn task(&mut self, task: &TaskEvent, _out: &mut Vec<Event>) {
         let TaskChange::Exited { code, process } = task.what;
         let (tgid, at) = (task.task.tgid, task.at);
+        self.requests_of_ended(task);
         if process {
             return self.process_ended(Exit { tgid, at, code });
         }

@@ -200,10 +200,8 @@ fn host(party: &Party) -> String {
 }
 
 fn post(party: &Party, path: &str, body: &str) -> String {
-    format!(
-        "curl -sS -X POST http://{}:HTTP_PORT/{path} -H 'Content-Type: application/json' -d '{body}'",
-        host(party)
-    )
+    let at = party.http.map_or_else(|| format!("{}:HTTP_PORT", host(party)), |at| at.to_string());
+    format!("curl -sS -X POST http://{at}/{path} -H 'Content-Type: application/json' -d '{body}'")
 }
 
 fn abort(party: &Party) -> Action {

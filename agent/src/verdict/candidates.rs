@@ -4,6 +4,7 @@
 
 use crate::rooms::model::{Completeness, Role};
 use crate::sglang::message::{Backend, Release};
+use crate::verdict::explain_requests;
 use crate::verdict::facts::Facts;
 use crate::verdict::judge::{Judgement, Who, maybe_ignored};
 use crate::verdict::model::{Candidate, Class, Confidence};
@@ -36,14 +37,16 @@ pub(crate) fn candidates(f: &Facts, j: &Judgement) -> Vec<Candidate> {
         | Class::TransferWorkerSilent
         | Class::ReceiverSilent
         | Class::StatusLost
+        | Class::AbortIgnored
+        | Class::StagingReplyMissing
         | Class::DuplicateRoom => silent_prefill(f),
+        Class::ConcludedButHeld => held(),
         Class::AwaitingPrefill => awaiting(f),
         Class::AbortBeforeEntry => aborted(f),
         Class::MetadataIncomplete => incomplete(),
-        Class::MetadataMissing => vec![
-            reading(Class::Queued, &["M25"], D, "decode's prealloc queue and free KV pages (/v1/loads)"),
-            reading(Class::StaleEndpoint, &["M24"], D, "decode's connects to prefill's old port"),
-        ],
+        Class::MetadataMissing => missing(),
+        // Without a room's frames, also what only decode's host can tell.
+        Class::Queued if f.metadata_at.is_none() => missing(),
         Class::RanksDisagree => disagree(),
         Class::PeerLost => lost(f),
         Class::StaleEndpoint => {
@@ -56,6 +59,7 @@ pub(crate) fn candidates(f: &Facts, j: &Judgement) -> Vec<Candidate> {
         _ => Vec::new(),
     };
     list.retain(|c| c.class != j.class);
+    explain_requests::exclude(f, j, &mut list);
     if f.backend == Some(Backend::Mori) {
         // Its receive loop survives what it cannot read: M4, M18 and M38 are the other backends'.
         list.retain(|c| c.class != Class::ReceiverSilent);
@@ -183,6 +187,29 @@ fn incomplete() -> Vec<Candidate> {
         reading(Class::StaleEndpoint, &["M24", "M41"], D, "that decode rank's connects to prefill"),
         reading(Class::DuplicateRoom, &["M8", "M9"], None, "the router's log: a room number used twice"),
         reading(Class::Queued, &["M25"], D, "free KV pages of that decode rank (/v1/loads)"),
+    ]
+}
+
+/// METADATA has not come.
+fn missing() -> Vec<Candidate> {
+    vec![
+        reading(Class::Queued, &["M25"], D, "decode's prealloc queue and free KV pages (/v1/loads)"),
+        reading(
+            Class::MetadataMissing,
+            &["M26", "M35", "M36"],
+            D,
+            "decode's prealloc queue: empty (/v1/loads)",
+        ),
+        reading(Class::StaleEndpoint, &["M24"], D, "decode's connects to prefill's old port"),
+        reading(Class::MetadataMissing, &[], None, "the request at decode's HTTP port: whether it ever came"),
+    ]
+}
+
+/// All was told, and the request is still open.
+fn held() -> Vec<Candidate> {
+    vec![
+        reading(Class::EngineStalled, &["M43", "M34"], P, LOADS),
+        reading(Class::RanksDisagree, &["M30"], P, "an agent at the other ranks of prefill"),
     ]
 }
 

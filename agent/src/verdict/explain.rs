@@ -8,10 +8,11 @@ use crate::event::{Mono, SECOND};
 use crate::rooms::model::{Completeness, Phase, Role};
 use crate::verdict::actions::actions;
 use crate::verdict::candidates::candidates;
+use crate::verdict::explain_requests;
 use crate::verdict::explain_threads::{code, foreign_words, not_acknowledged, threads};
 use crate::verdict::facts::{Dummies, Facts, Sent};
 use crate::verdict::judge::{Judgement, OVERTAKEN, Who, acknowledges_abort, maybe_ignored};
-use crate::verdict::model::{Class, Party, Verdict};
+use crate::verdict::model::{Class, Confidence, Party, Verdict};
 
 impl Facts {
     /// The party that a judgement names.
@@ -71,6 +72,7 @@ pub(crate) fn explain(f: &Facts, j: &Judgement) -> Verdict {
 fn evidence(f: &Facts, j: &Judgement) -> Vec<String> {
     let mut lines = Vec::new();
     asked(f, &mut lines);
+    explain_requests::evidence(f, j, &mut lines);
     abort(f, &mut lines);
     progress(f, j, &mut lines);
     delivery(f, &mut lines);
@@ -96,6 +98,9 @@ fn asked(f: &Facts, lines: &mut Vec<String>) {
                 f.pages,
                 f.moment(at)
             ));
+        }
+        None if f.prefill.endpoint.is_none() || f.decode.endpoint.is_none() => {
+            lines.push("no METADATA of this room was seen".to_owned());
         }
         None => lines.push(format!("no METADATA of this room was seen between {decode} and {prefill}")),
     }
@@ -171,7 +176,7 @@ fn progress(f: &Facts, j: &Judgement, lines: &mut Vec<String>) {
         lines.push(format!(
             "{} for {} s; overdue after {} s ({})",
             phase_words(f.phase),
-            seconds(f.now.since(f.since)),
+            seconds(f.running()),
             seconds(f.threshold),
             basis(f)
         ));
@@ -330,16 +335,23 @@ fn older_abort(f: &Facts) -> &'static str {
 fn limits(f: &Facts, j: &Judgement, lines: &mut Vec<String>) {
     match j.class {
         Class::CompletionNotObservable => {
-            lines.push("this release does not say Success on the wire: silence says nothing".to_owned());
+            lines.push(
+                "this release does not say Success on the wire, and no request of the room is followed: silence says nothing"
+                    .to_owned(),
+            );
         }
         Class::TransferNotConcluded
         | Class::TransferWorkerSilent
         | Class::ReceiverSilent
-        | Class::AwaitingPrefill => lines.push(
+        | Class::AwaitingPrefill
+            if j.confidence == Confidence::Possible =>
+        {
+            lines.push(
             "from frames alone a prefill that queues or computes looks the same: silence is `possible` only"
-                .to_owned(),
-        ),
-        Class::AbortBeforeEntry => {
+                    .to_owned(),
+            );
+        }
+        Class::AbortBeforeEntry if !f.request.is_open(Role::Prefill) => {
             lines.push("a client that hung up on both sides looks the same from frames alone".to_owned());
         }
         _ => {}

@@ -6,7 +6,7 @@
 use std::net::SocketAddr;
 
 use crate::event::{Comm, Mono};
-use crate::rooms::model::{Away, Completeness, Phase, Role};
+use crate::rooms::model::{Away, Completeness, LegView, Phase, Role};
 use crate::rooms::peers::{Exit, ForeignMark};
 use crate::sglang::message::{Backend, KvPoll, Releases};
 use crate::verdict::model::Party;
@@ -153,6 +153,76 @@ pub(crate) struct LostFact {
     pub(crate) exit: Option<Exit>,
 }
 
+/// An engine that stands still on purpose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Stopped {
+    pub(crate) role: Role,
+    pub(crate) since: Mono,
+    /// What stands it still.
+    pub(crate) why: &'static str,
+}
+
+/// The request behind the room, and what its engines did with others. Pairs: prefill's, decode's.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[allow(clippy::struct_excessive_bools, reason = "independent facts")]
+pub(crate) struct RequestFacts {
+    pub(crate) rid: Option<String>,
+    pub(crate) prefill: Option<LegView>,
+    pub(crate) decode: Option<LegView>,
+    /// HTTP server of the engine, where it is known.
+    pub(crate) servers: [Option<SocketAddr>; 2],
+    /// Begun at the engine of this host, in sight and not over.
+    pub(crate) open: [bool; 2],
+    /// Known never to have come to the engine of this host.
+    pub(crate) never_begun: [bool; 2],
+    /// A second request with this room came while the first was open.
+    pub(crate) duplicate: Option<Mono>,
+    /// Prefill's DP rank that registered for the room.
+    pub(crate) dp_rank: Option<u32>,
+    /// The frames say that the view is over, and its request is still open.
+    pub(crate) held: bool,
+    /// Requests that began later at the view's engine and have finished.
+    pub(crate) later_finished: u32,
+    /// Rooms whose request began later there and whose METADATA has come.
+    pub(crate) later_asked: u32,
+    /// A request that began earlier at prefill, of no pinned room, is still open.
+    pub(crate) ahead: bool,
+    /// An engine of the room stands still now.
+    pub(crate) stopped: Option<Stopped>,
+    /// How long the engines stood still since the phase began, nanoseconds.
+    pub(crate) stood: u64,
+    /// Requests that wait in the engine, as it says.
+    pub(crate) waiting: [Option<u64>; 2],
+}
+
+impl RequestFacts {
+    /// The leg at this engine.
+    pub(crate) const fn leg(&self, role: Role) -> Option<&LegView> {
+        match role {
+            Role::Prefill => self.prefill.as_ref(),
+            Role::Decode => self.decode.as_ref(),
+        }
+    }
+
+    /// Whether the leg at this engine of this host is open.
+    pub(crate) const fn is_open(&self, role: Role) -> bool {
+        let [prefill, decode] = self.open;
+        match role {
+            Role::Prefill => prefill,
+            Role::Decode => decode,
+        }
+    }
+
+    /// Whether this engine of this host is known never to have got the request.
+    pub(crate) const fn never(&self, role: Role) -> bool {
+        let [prefill, decode] = self.never_begun;
+        match role {
+            Role::Prefill => prefill,
+            Role::Decode => decode,
+        }
+    }
+}
+
 /// Timers and limits that the judge needs, nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Limits {
@@ -225,11 +295,20 @@ pub(crate) struct Facts {
     pub(crate) decode_lost: Option<LostFact>,
     /// Since when it is pinned, if it is.
     pub(crate) pinned_since: Option<Mono>,
+    /// The request behind it.
+    pub(crate) request: RequestFacts,
+    /// Prefill's own numbers: nothing computes although something is in flight (`Some(true)`), or it does.
+    pub(crate) engine_idle: Option<bool>,
 }
 
 impl Facts {
+    /// How long the phase has lasted, times not counted in which an engine stood still.
+    pub(crate) fn running(&self) -> u64 {
+        self.now.since(self.since).saturating_sub(self.request.stood)
+    }
+
     /// Whether the phase has lasted longer than its threshold.
     pub(crate) fn overdue(&self) -> bool {
-        self.now.since(self.since) >= self.threshold
+        self.running() >= self.threshold
     }
 }

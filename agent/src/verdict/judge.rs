@@ -10,6 +10,7 @@ use crate::event::{Mono, SECOND};
 use crate::rooms::model::{Completeness, Phase, Role};
 use crate::sglang::message::{Backend, Kind, Release, Releases};
 use crate::verdict::facts::{AbortFact, Dummies, Facts, Sent};
+use crate::verdict::judge_requests;
 use crate::verdict::judge_threads;
 use crate::verdict::model::{Class, Confidence, EndsByItself};
 
@@ -162,13 +163,15 @@ pub(super) fn waiting_timer(f: &Facts) -> Option<EndsByItself> {
 
 /// Judges one view. `None`: nothing is overdue.
 pub(crate) fn judge(f: &Facts) -> Option<Judgement> {
-    if let Some(j) = proven(f) {
+    if let Some(j) = proven(f).or_else(|| judge_requests::not_told(f)) {
         return Some(j);
     }
     if !f.overdue() && !still_waits(f) {
-        return None;
+        return judge_requests::paused(f);
     }
-    Some(not_a_pin(f).or_else(|| transport(f)).or_else(|| lost_peer(f)).unwrap_or_else(|| by_phase(f)))
+    let j = not_a_pin(f).or_else(|| transport(f)).or_else(|| lost_peer(f));
+    let j = j.or_else(|| judge_requests::by_request(f)).unwrap_or_else(|| by_phase(f));
+    Some(judge_requests::weigh(f, j))
 }
 
 /// Facts that need no timer.
@@ -203,11 +206,11 @@ fn not_a_pin(f: &Facts) -> Option<Judgement> {
         Dummies::Unknown => return silent(Class::Unknown),
         Dummies::Some => {}
     }
-    if maybe_ignored(f) {
+    if maybe_ignored(f) && !judge_requests::observable(f) {
         return silent(Class::Unknown);
     }
     let waits = matches!(f.phase, Phase::Transfer | Phase::Conclude);
-    if waits && !f.observable {
+    if waits && !f.observable && !judge_requests::observable(f) {
         return silent(Class::CompletionNotObservable);
     }
     None
@@ -321,7 +324,7 @@ fn metadata_missing(f: &Facts) -> Judgement {
 
 /// Some ranks have said how it ended, others not.
 fn concluding(f: &Facts) -> Judgement {
-    let late = f.now.since(f.since) >= f.limits.ceiling.max(f.threshold);
+    let late = f.running() >= f.limits.ceiling.max(f.threshold);
     // No queueing and no computing is left once one rank has concluded: the ceiling excludes both.
     let confidence = if late { Confidence::Likely } else { Confidence::Possible };
     if f.untold.is_empty() {
@@ -439,7 +442,7 @@ fn group(f: &Facts, class: Class, owes_at: Option<SocketAddr>) -> u64 {
         // One endpoint that cannot be reached.
         Class::StatusLost => write!(hash, "{decode}"),
         // One room by its nature.
-        Class::DuplicateRoom => write!(hash, "{}", f.room),
+        Class::DuplicateRoom | Class::PeerNotTold => write!(hash, "{}", f.room),
         Class::MetadataIncomplete => write!(hash, "{prefill}|{}", endpoint(owes_at)),
         Class::AbortBeforeEntry => write!(hash, "{prefill}"),
         // One worker or connection: a rank and a session.

@@ -6,9 +6,11 @@
 pub(crate) mod actions;
 mod candidates;
 pub(crate) mod explain;
+mod explain_requests;
 pub(crate) mod explain_threads;
 pub(crate) mod facts;
 pub(crate) mod judge;
+mod judge_requests;
 pub(crate) mod judge_threads;
 pub mod known;
 pub mod model;

@@ -31,6 +31,7 @@ impl RoomTable {
         why: Unreadable,
         _out: &mut Vec<Event>,
     ) {
+        self.requests_unreadable(connection);
         let Some(engine) = connection.task.and_then(|t| self.engines.engine_of(t.tgid)) else { return };
         let place = Unreadable::ALL.iter().position(|u| *u == why).unwrap_or_default();
         if let Some(n) = engine.sight.unreadable.get_mut(place) {

@@ -106,6 +106,7 @@ impl Counts {
 impl RoomTable {
     /// What an engine says of itself.
     pub(crate) fn gauged(&mut self, at: Mono, gauges: &EngineGauges, _out: &mut Vec<Event>) {
+        self.requests_gauged(at, gauges);
         // That it could not be asked says nothing of its requests: what was found stands.
         if gauges.error.is_some() || !self.engines.servers.contains_key(&gauges.server) {
             return;

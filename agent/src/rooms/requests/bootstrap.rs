@@ -1,0 +1,348 @@
+//! What passes at bootstrap servers: the ranks that registered, and the queries that got no answer.
+//!
+//! Pure: no I/O, no clock (time is an argument). Bounded: [`MAX_SERVERS`] servers, [`MAX_RANKS`] ranks each,
+//! [`MAX_QUERIES`] open queries.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+
+use hashbrown::HashMap;
+
+use crate::event::{Mono, SECOND};
+use crate::http::event::{RankRegistration, Side, Topology};
+use crate::rooms::findings::cause;
+use crate::rooms::model::{BootstrapStep, Connection, Event, Role};
+use crate::rooms::requests::legs::RequestKey;
+use crate::rooms::table::RoomTable;
+use crate::verdict::explain::seconds;
+use crate::verdict::model::{Action, Class, Confidence, Finding, Party};
+
+const MAX_SERVERS: usize = 256;
+const MAX_RANKS: usize = 4096;
+const MAX_QUERIES: usize = 4096;
+/// Missing ranks named.
+const MAX_NAMED: usize = 8;
+/// Ranks of one engine register within this of each other: each does when its weights are loaded.
+const SETTLED: u64 = 60 * SECOND;
+
+/// Places of a rank: DP, CP, TP, PP.
+type Place = (u32, u32, u32, u32);
+
+/// A bootstrap server.
+#[derive(Debug, Default)]
+struct Bootstrap {
+    registered: BTreeSet<Place>,
+    /// Sizes: DP, CP, TP, PP.
+    sizes: Option<Place>,
+    first: Mono,
+    last: Mono,
+    /// A rank, or the topology, was asked for and refused since.
+    refused: Option<(Mono, u16)>,
+    told_missing: bool,
+    /// Queries without an answer since the last that got one.
+    unanswered: u32,
+    since: Option<Mono>,
+    hung_up: Option<Side>,
+    told_unanswered: bool,
+}
+
+impl Bootstrap {
+    fn expected(&self) -> u64 {
+        let Some((dp, cp, tp, pp)) = self.sizes else { return 0 };
+        [dp, cp, tp, pp].into_iter().map(u64::from).product()
+    }
+
+    fn missing(&self) -> u64 {
+        self.expected().saturating_sub(self.registered.len() as u64)
+    }
+
+    /// The first places that nobody has registered.
+    fn absent(&self) -> Vec<String> {
+        let Some((dps, cps, tps, pps)) = self.sizes else { return Vec::new() };
+        let all = (0..dps).flat_map(|dp| {
+            (0..cps).flat_map(move |cp| (0..tps).flat_map(move |tp| (0..pps).map(move |pp| (dp, cp, tp, pp))))
+        });
+        let absent = all.take(MAX_RANKS * 2).filter(|place| !self.registered.contains(place));
+        absent.take(MAX_NAMED).map(|(dp, cp, tp, pp)| format!("DP{dp} CP{cp} TP{tp} PP{pp}")).collect()
+    }
+}
+
+/// All bootstrap servers.
+#[derive(Debug, Default)]
+pub(super) struct Bootstraps {
+    servers: HashMap<SocketAddr, Bootstrap>,
+    /// Queries that wait for their answer: which server, since when.
+    queries: HashMap<RequestKey, (SocketAddr, Mono)>,
+}
+
+impl Bootstraps {
+    fn server(&mut self, at: SocketAddr) -> Option<&mut Bootstrap> {
+        if self.servers.len() >= MAX_SERVERS && !self.servers.contains_key(&at) {
+            return None;
+        }
+        Some(self.servers.entry(at).or_default())
+    }
+
+    /// A query got an answer.
+    fn answered(&mut self, key: RequestKey) -> Option<SocketAddr> {
+        let (server, _) = self.queries.remove(&key)?;
+        if let Some(b) = self.servers.get_mut(&server) {
+            (b.unanswered, b.since, b.hung_up) = (0, None, None);
+        }
+        Some(server)
+    }
+}
+
+impl RoomTable {
+    /// A step at a bootstrap server.
+    pub(crate) fn bootstrap_step(
+        &mut self,
+        at: Mono,
+        connection: &Connection,
+        server: bool,
+        n: u64,
+        step: &BootstrapStep<'_>,
+        out: &mut Vec<Event>,
+    ) {
+        let a = &connection.addresses;
+        let address = if server { a.local } else { a.peer };
+        let key = (connection.socket, n);
+        match step {
+            BootstrapStep::Rank(r) => self.rank_registered(at, connection, address, server, r),
+            BootstrapStep::Query(_) => {
+                let b = &mut self.http.bootstraps;
+                if b.queries.len() < MAX_QUERIES {
+                    b.queries.insert(key, (address, at));
+                } else {
+                    self.tally.turned_away.requests += 1;
+                }
+            }
+            BootstrapStep::RankIs(_) => {
+                self.http.bootstraps.answered(key);
+            }
+            BootstrapStep::Topology(t) => {
+                self.http.bootstraps.answered(key);
+                self.topology(connection, address, t);
+            }
+            BootstrapStep::Refused(status) => {
+                self.http.bootstraps.answered(key);
+                if let Some(b) = self.http.bootstraps.servers.get_mut(&address) {
+                    b.refused = Some((at, *status));
+                }
+            }
+            BootstrapStep::HungUp(by) => {
+                let b = &mut self.http.bootstraps;
+                if let Some((server, since)) = b.queries.remove(&key)
+                    && let Some(s) = b.server(server)
+                {
+                    s.unanswered = s.unanswered.saturating_add(1);
+                    s.since.get_or_insert(since);
+                    s.hung_up = Some(*by);
+                }
+            }
+            BootstrapStep::OutOfSight => {
+                self.http.bootstraps.queries.remove(&key);
+            }
+            BootstrapStep::DpRank { room, rank } => {
+                self.dp_rank(*room, *rank);
+            }
+            BootstrapStep::DpRanks(list) => {
+                for (room, rank) in *list {
+                    self.dp_rank(*room, *rank);
+                }
+            }
+        }
+        let _ = out;
+    }
+
+    /// The DP rank of prefill that has a room.
+    fn dp_rank(&mut self, room: u64, rank: u32) {
+        if let Some(room) = self.numbers.open(room).and_then(|slot| self.rooms.get_mut(slot)) {
+            room.request.get_or_insert_default().dp_rank = Some(rank);
+        }
+    }
+
+    fn rank_registered(
+        &mut self,
+        at: Mono,
+        connection: &Connection,
+        address: SocketAddr,
+        server: bool,
+        r: &RankRegistration,
+    ) {
+        let netns = connection.netns;
+        if let (Some(ip), Some(port)) = (r.ip, r.port) {
+            let id = self.peers.endpoint(SocketAddr::new(ip, port), netns, &mut self.tally.turned_away);
+            if let Some(p) = self.peers.prefill_mut(id) {
+                p.prefill_complete = r.prefill_complete.unwrap_or(p.prefill_complete);
+            }
+        }
+        if let (Some(ip), Some(port)) = (r.ip, r.http_port) {
+            self.prefill_serves(SocketAddr::new(ip, port), netns);
+        }
+        // Only the server's own end sees the ranks of every host register.
+        if !server {
+            return;
+        }
+        let Some(b) = self.http.bootstraps.server(address) else { return };
+        let one = |n: Option<u32>| n.unwrap_or(1).max(1);
+        let whole = r.system_dp_size.is_some_and(|n| n > 1);
+        let (dp, dps) = if whole { (r.system_dp_rank, r.system_dp_size) } else { (r.dp_rank, r.dp_size) };
+        let place = |n: Option<u32>| n.unwrap_or(0);
+        let sizes = (one(dps), one(r.cp_size), one(r.tp_size), one(r.pp_size));
+        let here = (place(dp), place(r.cp_rank), place(r.tp_rank), place(r.pp_rank));
+        // A rank that registers again has been started again, and so have the others; another size is another engine.
+        if b.sizes != Some(sizes) || (b.registered.contains(&here) && at.since(b.last) >= SETTLED) {
+            *b = Bootstrap {
+                told_missing: b.told_missing,
+                told_unanswered: b.told_unanswered,
+                ..Bootstrap::default()
+            };
+            b.sizes = Some(sizes);
+            b.first = at;
+        }
+        b.last = at;
+        if b.registered.len() < MAX_RANKS {
+            b.registered.insert(here);
+        }
+        if b.told_missing && b.missing() == 0 {
+            b.told_missing = false;
+            self.lower(group(Class::RankNotRegistered, address), at);
+        }
+    }
+
+    fn topology(&mut self, connection: &Connection, address: SocketAddr, t: &Topology) {
+        if let Some(port) = t.http_port {
+            self.prefill_serves(SocketAddr::new(address.ip(), port), connection.netns);
+        }
+        if t.prefill_complete == Some(true) {
+            let here = self.peers.endpoints().filter(|(_, e)| e.address.ip() == address.ip());
+            let here: Vec<_> = here.filter(|(_, e)| e.prefill.is_some()).map(|(id, _)| id).collect();
+            for id in here {
+                if let Some(p) = self.peers.prefill_mut(id) {
+                    p.prefill_complete = true;
+                }
+            }
+        }
+    }
+
+    /// The HTTP server there is a prefill engine's.
+    fn prefill_serves(&mut self, address: SocketAddr, netns: u32) {
+        let id = self.http.engines.at(address, netns, None);
+        if let Some(e) = self.http.engines.get_mut(id) {
+            e.role.get_or_insert(Role::Prefill);
+        }
+    }
+
+    pub(super) fn look_at_bootstraps(&mut self, now: Mono) {
+        let floor = self.config.floor;
+        let open = std::mem::take(&mut self.http.bootstraps.queries);
+        let mut waits: HashMap<SocketAddr, (u32, Mono)> = HashMap::new();
+        for (server, since) in open.values().filter(|(_, since)| now.since(*since) >= floor) {
+            let w = waits.entry(*server).or_insert((0, *since));
+            *w = (w.0 + 1, w.1.min(*since));
+        }
+        self.http.bootstraps.queries = open;
+        for server in waits.keys() {
+            self.http.bootstraps.server(*server);
+        }
+        let started = self.started.unwrap_or_default();
+        let (mut raised, mut lowered) = (Vec::new(), Vec::new());
+        for (address, b) in &mut self.http.bootstraps.servers {
+            // An agent that came in the middle of it has missed those before.
+            let whole = b.first.since(started) >= floor;
+            if whole && b.missing() > 0 && now.since(b.last) >= floor && !b.told_missing {
+                b.told_missing = true;
+                raised.push(not_registered(*address, b, now));
+            }
+            let waiting = waits.get(address).copied();
+            let none = waiting.is_none() && b.unanswered == 0;
+            if none && std::mem::replace(&mut b.told_unanswered, !none) {
+                lowered.push(group(Class::QueryUnanswered, *address));
+            } else if !none && !b.told_unanswered {
+                b.told_unanswered = true;
+                raised.push(unanswered(*address, b, waiting, now));
+            }
+        }
+        for finding in raised {
+            self.raise(finding);
+        }
+        for group in lowered {
+            self.lower(group, now);
+        }
+    }
+}
+
+fn group(class: Class, server: SocketAddr) -> u64 {
+    cause(&[class.label(), &server.to_string()])
+}
+
+fn party(server: SocketAddr) -> Party {
+    Party { role: Some(Role::Prefill), endpoint: Some(server), ..Party::default() }
+}
+
+fn finding(
+    class: Class,
+    server: SocketAddr,
+    since: Mono,
+    confidence: Confidence,
+    evidence: Vec<String>,
+) -> Finding {
+    let look = Action {
+        command: format!(
+            "curl -sS 'http://{server}/route?prefill_dp_rank=-1&prefill_cp_rank=-1&target_tp_rank=-1&target_pp_rank=-1'"
+        ),
+        effect: "asks the bootstrap server for its topology: 503 while ranks are missing".to_owned(),
+        blast_radius: "none".to_owned(),
+        clears: false,
+    };
+    Finding {
+        group: group(class, server),
+        class,
+        confidence,
+        engine: party(server),
+        rooms: Vec::new(),
+        room_count: 0,
+        since,
+        closed_at: None,
+        evidence,
+        actions: vec![look],
+    }
+}
+
+fn not_registered(server: SocketAddr, b: &Bootstrap, now: Mono) -> Finding {
+    let mut evidence = vec![format!(
+        "{} of {} ranks registered at the bootstrap server {server}, the last {} s ago; missing: {}",
+        b.registered.len(),
+        b.expected(),
+        seconds(now.since(b.last)),
+        b.absent().join(", ")
+    )];
+    if let Some((_, status)) = b.refused {
+        evidence.push(format!("a decode rank asked for a rank and was answered with {status}"));
+    }
+    // Loading weights can take one rank longer than another.
+    let sure = b.refused.is_some() || now.since(b.last) >= SETTLED;
+    let confidence = if sure { Confidence::Likely } else { Confidence::Possible };
+    finding(Class::RankNotRegistered, server, b.last, confidence, evidence)
+}
+
+fn unanswered(server: SocketAddr, b: &Bootstrap, waiting: Option<(u32, Mono)>, now: Mono) -> Finding {
+    let mut evidence = Vec::new();
+    if let Some((n, since)) = waiting {
+        evidence.push(format!(
+            "{n} queries to the bootstrap server {server} wait for an answer, the oldest for {} s",
+            seconds(now.since(since))
+        ));
+    }
+    if b.unanswered > 0 {
+        let who = match b.hung_up {
+            Some(Side::Client) => "decode hung up",
+            Some(Side::Server) => "the server hung up",
+            _ => "the connection ended",
+        };
+        evidence.push(format!("{} queries ended without an answer ({who})", b.unanswered));
+    }
+    let since = waiting.map(|(_, since)| since).into_iter().chain(b.since).min().unwrap_or(now);
+    finding(Class::QueryUnanswered, server, since, Confidence::Possible, evidence)
+}

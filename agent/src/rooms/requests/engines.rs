@@ -1,0 +1,429 @@
+//! Engines as their HTTP ports and their processes show them: role, pauses, what they finished, what they say in numbers.
+//!
+//! Pure: no I/O, no clock (time is an argument). Bounded: [`MAX_ENGINES`] engines, [`MAX_PROCESSES`] processes.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::net::{IpAddr, SocketAddr};
+
+use hashbrown::HashMap;
+
+use crate::event::{Mono, SECOND, Task};
+use crate::rooms::model::{EngineGauges, EngineProcess, Role};
+use crate::rooms::peers::NONE;
+use crate::rooms::requests::legs::RequestKey;
+
+/// Index of an engine.
+pub(crate) type EngineId = u32;
+
+const MAX_ENGINES: usize = 1024;
+const MAX_PROCESSES: usize = 16_384;
+/// Pauses of one engine remembered: those that a room under way can have lived through.
+const MAX_PAUSES: usize = 16;
+/// Finished requests of one engine remembered, to compare with those that do not finish.
+const MAX_FINISHED: usize = 64;
+/// How long an engine's counters must stand still before they say that it does not compute
+/// ([`EngineGauges::progress`] moves with every forward pass, and a chunk of prefill takes a second at most).
+const STILL: u64 = 10 * SECOND;
+/// Numbers of an engine older than this say nothing.
+const STALE: u64 = 30 * SECOND;
+/// How often it is looked up again which role an engine's processes have.
+pub(crate) const LOOK_AGAIN: u64 = SECOND;
+
+/// What stands an engine still.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Stop {
+    /// `/pause_generation`, in any mode: aborted or not, what comes next waits.
+    Pause = 1,
+    /// `/begin_weight_update` … `/end_weight_update`.
+    Weights = 2,
+    /// `/update_weights_from_…`, until it is answered.
+    Update = 4,
+    /// `/release_memory_occupation`.
+    Memory = 8,
+    /// `/pd_role_switch`, until it is answered.
+    RoleSwitch = 16,
+}
+
+impl Stop {
+    const ALL: [Self; 5] = [Self::Pause, Self::Weights, Self::Update, Self::Memory, Self::RoleSwitch];
+
+    /// In words.
+    pub(crate) const fn words(self) -> &'static str {
+        match self {
+            Self::Pause => "paused (/pause_generation)",
+            Self::Weights => "changing weights (/begin_weight_update)",
+            Self::Update => "changing weights (/update_weights_from_…)",
+            Self::Memory => "without memory (/release_memory_occupation)",
+            Self::RoleSwitch => "changing its role (/pd_role_switch)",
+        }
+    }
+}
+
+/// The engine's own numbers over time.
+#[derive(Clone, Copy, Debug)]
+struct Numbers {
+    at: Mono,
+    progress: Option<u64>,
+    /// Since when progress stands still with something in flight and nothing waiting.
+    idle_since: Option<Mono>,
+    /// When progress last moved.
+    moved: Option<Mono>,
+    waiting: Option<u64>,
+}
+
+/// One engine.
+#[derive(Debug, Default)]
+pub(crate) struct Engine {
+    /// Where its HTTP server was reached.
+    pub(crate) address: Option<SocketAddr>,
+    /// Its server process.
+    pub(crate) pid: Option<u32>,
+    pub(crate) task: Option<Task>,
+    pub(crate) role: Option<Role>,
+    /// When its processes were last looked through for a role.
+    pub(crate) looked: Option<Mono>,
+    /// Since when requests to it are seen at its own end, room and all.
+    pub(crate) followed: Option<Mono>,
+    /// When a request to it last may have passed unseen, or without its room.
+    pub(crate) blind: Option<Mono>,
+    /// Open requests with a room in order of their beginning, with the slot of their first room.
+    pub(crate) open: BTreeMap<(Mono, RequestKey), u32>,
+    /// Beginnings of requests that finished, newest at the back.
+    finished: VecDeque<Mono>,
+    /// Beginnings of requests whose METADATA came, newest at the back.
+    asked: VecDeque<Mono>,
+    stops: u8,
+    pub(crate) stopped: Option<Mono>,
+    pauses: VecDeque<(Mono, Mono)>,
+    pub(crate) told_paused: bool,
+    numbers: Option<Numbers>,
+}
+
+impl Engine {
+    /// It stands still from now on.
+    pub(crate) fn stop(&mut self, why: Stop, at: Mono) {
+        self.stops |= why as u8;
+        self.stopped.get_or_insert(at);
+    }
+
+    /// This does not hold it up any more.
+    pub(crate) fn start(&mut self, why: Stop, at: Mono, grace: u64) {
+        self.stops &= !(why as u8);
+        if self.stops == 0 {
+            self.started(at, grace);
+        }
+    }
+
+    /// It runs. What piled up meanwhile is worked off for as long as it stood, at most `grace`.
+    fn started(&mut self, at: Mono, grace: u64) {
+        self.stops = 0;
+        let Some(from) = self.stopped.take() else { return };
+        if self.pauses.len() >= MAX_PAUSES {
+            self.pauses.pop_front();
+        }
+        self.pauses.push_back((from, at.plus(grace.min(at.since(from)))));
+    }
+
+    /// Why it stands.
+    pub(crate) fn why(&self) -> Option<Stop> {
+        Stop::ALL.into_iter().find(|s| self.stops & (*s as u8) != 0)
+    }
+
+    /// Whether it ever stood still as far as is remembered.
+    pub(crate) fn ever_stopped(&self) -> bool {
+        self.stopped.is_some() || !self.pauses.is_empty()
+    }
+
+    /// When it stood still, between `since` and `now`.
+    fn stretches(&self, since: Mono, now: Mono) -> impl Iterator<Item = (Mono, Mono)> + '_ {
+        let open = self.stopped.map(|from| (from, now));
+        self.pauses.iter().copied().chain(open).filter_map(move |(from, to)| {
+            let (from, to) = (from.max(since), to.min(now));
+            (from < to).then_some((from, to))
+        })
+    }
+
+    /// A request was answered with what it asked for. One that began after a pause did proves that the pause is over,
+    /// though its end was not seen.
+    pub(crate) fn finished(&mut self, begun: Mono, at: Mono, grace: u64) {
+        keep(&mut self.finished, begun);
+        if self.stopped.is_some_and(|from| begun > from) {
+            self.started(at, grace);
+        }
+    }
+
+    /// METADATA of a room came whose request began then.
+    pub(crate) fn asked(&mut self, begun: Mono) {
+        keep(&mut self.asked, begun);
+    }
+
+    /// How many requests that began later have finished.
+    pub(crate) fn later_finished(&self, begun: Mono) -> u32 {
+        later(&self.finished, begun)
+    }
+
+    /// How many rooms whose request began later were asked for by METADATA.
+    pub(crate) fn later_asked(&self, begun: Mono) -> u32 {
+        later(&self.asked, begun)
+    }
+
+    /// Takes its numbers.
+    pub(crate) fn gauged(&mut self, at: Mono, g: &EngineGauges) {
+        if g.role.is_some() {
+            self.role = g.role;
+        }
+        if g.error.is_some() {
+            self.numbers = None;
+            return;
+        }
+        let old = self.numbers.filter(|n| at.since(n.at) <= STALE);
+        let same = old.is_some_and(|n| n.progress.is_some() && n.progress == g.progress);
+        let quiet =
+            same && g.inflight.is_some_and(|n| n >= 1) && g.waiting == Some(0) && g.running.unwrap_or(0) == 0;
+        let moved = match old {
+            Some(n) if !same && n.progress.is_some() && g.progress.is_some() => Some(at),
+            _ => old.and_then(|n| n.moved),
+        };
+        let idle_since = quiet.then(|| old.and_then(|n| n.idle_since).unwrap_or(old.map_or(at, |n| n.at)));
+        self.numbers = Some(Numbers { at, progress: g.progress, idle_since, moved, waiting: g.waiting });
+    }
+
+    /// Whether it does not compute although something is in flight; `Some(false)`: it computes; `None`: not known.
+    pub(crate) fn idle(&self, now: Mono) -> Option<bool> {
+        let n = self.numbers.filter(|n| now.since(n.at) <= STALE)?;
+        if n.idle_since.is_some_and(|since| n.at.since(since) >= STILL) {
+            return Some(true);
+        }
+        n.moved.is_some_and(|at| now.since(at) < STILL).then_some(false)
+    }
+
+    /// Requests that wait in it, as it says.
+    pub(crate) fn waiting(&self, now: Mono) -> Option<u64> {
+        self.numbers.filter(|n| now.since(n.at) <= STALE).and_then(|n| n.waiting)
+    }
+}
+
+fn keep(ring: &mut VecDeque<Mono>, begun: Mono) {
+    if ring.len() >= MAX_FINISHED {
+        ring.pop_front();
+    }
+    ring.push_back(begun);
+}
+
+fn later(ring: &VecDeque<Mono>, begun: Mono) -> u32 {
+    u32::try_from(ring.iter().filter(|b| **b > begun).count()).unwrap_or(u32::MAX)
+}
+
+/// How long these engines stood still between `since` and `now`, together: what stood at one of two waits.
+pub(crate) fn stood(engines: [Option<&Engine>; 2], since: Mono, now: Mono) -> u64 {
+    let mut all: Vec<_> = engines.into_iter().flatten().flat_map(|e| e.stretches(since, now)).collect();
+    all.sort_unstable();
+    let (mut total, mut reached) = (0u64, since);
+    for (from, to) in all {
+        total = total.saturating_add(to.since(from.max(reached)));
+        reached = reached.max(to);
+    }
+    total
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Process {
+    server: u32,
+    role: Option<Role>,
+}
+
+/// All engines.
+#[derive(Debug, Default)]
+pub(crate) struct Engines {
+    list: Vec<Engine>,
+    by_address: HashMap<(SocketAddr, u32), EngineId>,
+    by_pid: HashMap<u32, EngineId>,
+    processes: HashMap<u32, Process>,
+    /// Engines not named: table full.
+    pub(crate) turned_away: u64,
+}
+
+/// Loopback addresses of different network namespaces are different ones.
+const fn key(address: SocketAddr, netns: u32) -> (SocketAddr, u32) {
+    (address, if address.ip().is_loopback() { netns } else { 0 })
+}
+
+impl Engines {
+    pub(crate) fn get(&self, id: EngineId) -> Option<&Engine> {
+        self.list.get(id as usize)
+    }
+
+    pub(crate) fn get_mut(&mut self, id: EngineId) -> Option<&mut Engine> {
+        self.list.get_mut(id as usize)
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (EngineId, &Engine)> {
+        (0..).zip(&self.list)
+    }
+
+    fn add(&mut self, engine: Engine) -> EngineId {
+        if self.list.len() >= MAX_ENGINES {
+            self.turned_away += 1;
+            return NONE;
+        }
+        let id = u32::try_from(self.list.len()).unwrap_or(NONE);
+        self.list.push(engine);
+        id
+    }
+
+    /// Process at the top of the engine that this process is of.
+    pub(crate) fn server_of(&self, pid: u32) -> u32 {
+        self.processes.get(&pid).map_or(pid, |p| p.server)
+    }
+
+    /// The engine whose HTTP server is reached at `address`; `task`: its process, where its own end is seen.
+    pub(crate) fn at(&mut self, address: SocketAddr, netns: u32, task: Option<u32>) -> EngineId {
+        let pid = task.map(|t| self.server_of(t));
+        let at = key(address, netns);
+        if let Some(id) = self.by_address.get(&at).copied() {
+            let Some(known) = self.get(id).map(|e| e.pid) else { return id };
+            if pid.is_none() || known == pid {
+                return id;
+            }
+            if known.is_none()
+                && let Some(p) = pid
+                && !self.by_pid.contains_key(&p)
+            {
+                if let Some(e) = self.get_mut(id) {
+                    e.pid = pid;
+                }
+                self.by_pid.insert(p, id);
+                return id;
+            }
+            // Another process has taken the port: another life of the engine.
+        }
+        let id = match pid.and_then(|p| self.by_pid.get(&p).copied()) {
+            Some(id) => id,
+            None => self.add(Engine { pid, ..Engine::default() }),
+        };
+        if id != NONE {
+            self.by_address.insert(at, id);
+            if let Some(p) = pid {
+                self.by_pid.insert(p, id);
+            }
+            if let Some(e) = self.get_mut(id) {
+                e.address.get_or_insert(address);
+            }
+        }
+        id
+    }
+
+    /// The engine whose HTTP server is reached at `address`, if it is known.
+    pub(crate) fn known(&self, address: SocketAddr, netns: u32) -> Option<EngineId> {
+        self.by_address.get(&key(address, netns)).copied()
+    }
+
+    /// The engine of this process, if it is known.
+    pub(crate) fn of_process(&self, pid: u32) -> Option<EngineId> {
+        self.by_pid.get(&self.server_of(pid)).copied()
+    }
+
+    /// The only engine with this role at this address.
+    pub(crate) fn alone_at(&self, ip: IpAddr, role: Role) -> Option<EngineId> {
+        let mut fit = self
+            .iter()
+            .filter(|(_, e)| e.role == Some(role) && e.address.is_some_and(|a| a.ip() == ip))
+            .map(|(id, _)| id);
+        fit.next().filter(|_| fit.next().is_none())
+    }
+
+    /// A process of an engine, as its host has it.
+    pub(crate) fn meet(&mut self, p: &EngineProcess) {
+        if self.processes.len() < MAX_PROCESSES || self.processes.contains_key(&p.pid) {
+            self.processes.insert(p.pid, Process { server: p.server, role: p.role });
+        }
+        let id = self.of_server(p.server);
+        if let Some(e) = self.get_mut(id)
+            && p.role.is_some()
+        {
+            e.role = p.role;
+        }
+    }
+
+    /// A process is gone.
+    pub(crate) fn part(&mut self, pid: u32) {
+        self.processes.remove(&pid);
+        // Its number may be another's next.
+        self.by_pid.remove(&pid);
+    }
+
+    /// The engine of this server process.
+    pub(crate) fn of_server(&mut self, server: u32) -> EngineId {
+        if let Some(id) = self.by_pid.get(&server) {
+            return *id;
+        }
+        let id = self.add(Engine { pid: Some(server), ..Engine::default() });
+        if id != NONE {
+            self.by_pid.insert(server, id);
+        }
+        id
+    }
+
+    /// Role that the process table gives this process or its engine.
+    pub(crate) fn role_of_process(&self, pid: u32) -> Option<Role> {
+        let own = self.processes.get(&pid).and_then(|p| p.role);
+        own.or_else(|| self.of_process(pid).and_then(|id| self.get(id)).and_then(|e| e.role))
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_that_stood_at_either_engine_counts_once() {
+        let (mut a, mut b) = (Engine::default(), Engine::default());
+        a.stop(Stop::Pause, Mono(10));
+        a.start(Stop::Pause, Mono(20), 5);
+        b.stop(Stop::Memory, Mono(22));
+        let of = |since, now| stood([Some(&a), Some(&b)], Mono(since), Mono(now));
+        // 10 to 25 (with the grace), 22 to now.
+        assert_eq!(of(0, 100), 90);
+        assert_eq!(of(15, 18), 3);
+        assert_eq!(of(0, 10), 0);
+        assert_eq!(stood([None, Some(&a)], Mono(0), Mono(100)), 15);
+    }
+
+    #[test]
+    fn two_stops_end_when_both_do_and_a_later_request_that_finished_ends_all() {
+        let mut e = Engine::default();
+        e.stop(Stop::Pause, Mono(1));
+        e.stop(Stop::Weights, Mono(2));
+        e.start(Stop::Weights, Mono(3), 0);
+        assert_eq!((e.stopped, e.why()), (Some(Mono(1)), Some(Stop::Pause)));
+        e.finished(Mono(0), Mono(4), 0);
+        assert!(e.stopped.is_some(), "it had begun before");
+        e.finished(Mono(2), Mono(5), 0);
+        assert_eq!((e.stopped, e.why()), (None, None));
+    }
+
+    #[test]
+    fn counters_that_stand_still_with_something_in_flight_mean_idle() {
+        let mut e = Engine::default();
+        let mut say = |s: u64, inflight, waiting, progress| {
+            let g = EngineGauges {
+                inflight: Some(inflight),
+                waiting: Some(waiting),
+                progress: Some(progress),
+                ..EngineGauges::default()
+            };
+            e.gauged(Mono(s * SECOND), &g);
+            e.idle(Mono(s * SECOND))
+        };
+        assert_eq!(say(0, 1, 0, 7), None);
+        assert_eq!(say(5, 1, 0, 7), None);
+        assert_eq!(say(11, 1, 0, 7), Some(true));
+        assert_eq!(say(12, 1, 3, 7), None, "something waits");
+        assert_eq!(say(13, 1, 0, 8), Some(false), "it moves");
+        assert_eq!(say(22, 1, 0, 8), Some(false));
+        assert_eq!(say(25, 1, 0, 8), Some(true));
+        assert_eq!(e.idle(Mono(100 * SECOND)), None, "too old");
+    }
+}

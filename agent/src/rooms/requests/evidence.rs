@@ -1,0 +1,170 @@
+//! Facts about the request behind a room, for its verdict.
+//!
+//! Pure; reads the table, changes nothing. Runs when a room is overdue or shown, never per message.
+
+use crate::event::{Mono, SECOND, TaskChange, TaskEvent};
+use crate::rooms::model::{Connection, EngineGauges, Outcome, Role};
+use crate::rooms::peers::{EndpointId, NONE};
+use crate::rooms::requests::engines::{Engine, EngineId, stood};
+use crate::rooms::requests::legs::Leg;
+use crate::rooms::room::{Progress, Room};
+use crate::rooms::table::RoomTable;
+use crate::verdict::facts::{RequestFacts, Stopped};
+
+/// An answer whose head and first bytes have come is an error if its end is there so soon.
+const HEAD_ONLY: u64 = SECOND / 5;
+/// Whatever else belongs to a room whose request failed comes within this.
+const REJOIN: u64 = 2 * SECOND;
+
+/// Open requests looked at that began before a room's own.
+const MAX_AHEAD: usize = 64;
+
+impl RoomTable {
+    /// What is known of a room's request, and of the engines that have it.
+    pub(crate) fn request_facts(
+        &self,
+        room: &Room,
+        role: Role,
+        view: Progress,
+        since: Mono,
+        now: Mono,
+    ) -> RequestFacts {
+        let engines = self.engines_of(room);
+        let [prefill, decode] = engines.map(|e| e.and_then(|id| self.http.engines.get(id)));
+        let own = if role == Role::Prefill { prefill } else { decode };
+        let begun = room.leg(role).map(|l| l.seen.begun);
+        let stopped = [(Role::Prefill, prefill), (Role::Decode, decode)].into_iter().find_map(|(role, e)| {
+            let e = e?;
+            Some(Stopped { role, since: e.stopped?, why: e.why()?.words() })
+        });
+        let request = room.request.as_deref();
+        RequestFacts {
+            rid: request.and_then(|r| r.rid.as_deref()).map(str::to_owned),
+            prefill: room.leg(Role::Prefill).map(|l| l.seen),
+            decode: room.leg(Role::Decode).map(|l| l.seen),
+            servers: [prefill, decode].map(|e| e.and_then(|e| e.address)),
+            open: [Role::Prefill, Role::Decode].map(|r| room.held_by_request(r)),
+            never_begun: [Role::Prefill, Role::Decode].map(|r| self.never_begun(room, r)),
+            duplicate: request.and_then(|r| r.duplicate),
+            dp_rank: request.and_then(|r| r.dp_rank),
+            held: role == Role::Prefill && view.terminal.is_some() && room.held_by_request(Role::Prefill),
+            later_finished: begun.and_then(|b| own.map(|e| e.later_finished(b))).unwrap_or(0),
+            later_asked: begun.and_then(|b| own.map(|e| e.later_asked(b))).unwrap_or(0),
+            ahead: room.leg(Role::Prefill).zip(prefill).is_some_and(|(l, e)| self.ahead(e, l.seen.begun)),
+            stopped,
+            stood: stood([prefill, decode], since, now),
+            waiting: [prefill, decode].map(|e| e.and_then(|e| e.waiting(now))),
+        }
+    }
+
+    /// Whether the prefill engine of this room computes: see [`Engine::idle`].
+    pub(crate) fn engine_idle(&self, room: &Room, now: Mono) -> Option<bool> {
+        let [prefill, _] = self.engines_of(room);
+        self.http.engines.get(prefill?)?.idle(now)
+    }
+
+    /// The prefill engine and the decode engine of a room, where they are known.
+    fn engines_of(&self, room: &Room) -> [Option<EngineId>; 2] {
+        if self.http.engines.iter().next().is_none() {
+            return [None; 2];
+        }
+        let linked = room.links.first().map_or(room.home, |l| (l.prefill, l.decode));
+        [(Role::Prefill, linked.0), (Role::Decode, linked.1)].map(|(role, rank)| {
+            let by_leg = room.leg(role).map(|l| l.engine).filter(|e| *e != NONE);
+            by_leg.or_else(|| self.engine_of_rank(rank, role))
+        })
+    }
+
+    fn engine_of_rank(&self, rank: EndpointId, role: Role) -> Option<EngineId> {
+        let e = self.peers.get(rank)?;
+        let by_process = e.task.and_then(|t| self.http.engines.of_process(t.tgid));
+        by_process.or_else(|| self.http.engines.alone_at(e.address.ip(), role))
+    }
+
+    /// Whether an engine of this room has ever stood still.
+    pub(crate) fn ever_stopped(&self, room: &Room) -> bool {
+        let engines = self.engines_of(room).into_iter().flatten();
+        engines.filter_map(|id| self.http.engines.get(id)).any(Engine::ever_stopped)
+    }
+
+    /// Whether it is known that this engine of this host was never asked for the room: every request to it has been seen
+    /// since before the room began.
+    fn never_begun(&self, room: &Room, role: Role) -> bool {
+        let Some(r) = room.request.as_deref() else { return self.all_seen(room, role) };
+        r.leg(role).is_none() && r.unplaced.is_none() && self.all_seen(room, role)
+    }
+
+    fn all_seen(&self, room: &Room, role: Role) -> bool {
+        let place = usize::from(role == Role::Decode);
+        let id = self.engines_of(room).get(place).copied().flatten();
+        let Some(e) = id.and_then(|id| self.http.engines.get(id)) else { return false };
+        let before = Mono(room.opened_at.0.saturating_sub(self.config.floor));
+        e.role == Some(role)
+            && e.followed.is_some_and(|since| since < before)
+            && e.blind.is_none_or(|at| at < before)
+    }
+
+    /// Whether a request that began before this one is still open at its engine, other than those of pinned rooms.
+    fn ahead(&self, e: &Engine, begun: Mono) -> bool {
+        let mut before = e.open.iter().take_while(|((b, _), _)| *b < begun);
+        let waits = |slot: u32| self.rooms.get(slot).is_some_and(|r| !r.pinned());
+        before.by_ref().take(MAX_AHEAD).any(|(_, slot)| waits(*slot)) || before.next().is_some()
+    }
+
+    /// Whether METADATA of a room of which only the request was seen may have passed in bytes that were missed.
+    pub(crate) fn may_have_missed_frames(&self, room: &Room) -> bool {
+        room.request.is_some()
+            && room.home == (NONE, NONE)
+            && self.peers.endpoints().any(|(_, e)| e.missed.is_some_and(|at| at >= room.opened_at))
+    }
+
+    /// Until when a room whose views are over by their requests alone may still go on: an answer of which only the head
+    /// is there may turn out an error, the other engine's request or an ABORT may be on its way, and a decode rank that
+    /// retracted a room asks for it anew with METADATA first.
+    pub(crate) fn may_go_on(&self, room: &Room, now: Mono) -> Option<Mono> {
+        let r = room.request.as_deref()?;
+        if room.links.iter().any(|l| l.told.is_some() || l.heard.is_some()) {
+            return None;
+        }
+        let begun =
+            r.decode.filter(Leg::is_open).and_then(|l| l.seen.first_byte).map(|at| at.plus(HEAD_ONLY));
+        let failed = r.legs().filter(|l| l.here).filter_map(Leg::over);
+        let failed = failed.filter(|(_, o)| *o != Outcome::Success).map(|(at, _)| at).max();
+        let again =
+            room.links.iter().filter_map(|l| l.received).max().filter(|at| failed.is_some_and(|f| *at > f));
+        let until = [begun, failed.max(again).map(|at| at.plus(REJOIN))].into_iter().flatten().max()?;
+        (now < until && self.rooms.len() < self.config.max_rooms / 2).then_some(until)
+    }
+
+    /// Takes an engine's own numbers.
+    pub(crate) fn requests_gauged(&mut self, at: Mono, gauges: &EngineGauges) {
+        let engine = self.http.engines.of_server(gauges.server);
+        if let Some(e) = self.http.engines.get_mut(engine) {
+            e.gauged(at, gauges);
+        }
+    }
+
+    /// A process that is gone is no engine's any more: its number may be another's next.
+    pub(crate) fn requests_of_ended(&mut self, task: &TaskEvent) {
+        let TaskChange::Exited { process, .. } = task.what;
+        if process {
+            self.http.engines.part(task.task.tgid);
+        }
+    }
+
+    /// Requests on a connection that cannot be read pass unseen.
+    pub(crate) fn requests_unreadable(&mut self, c: &Connection) {
+        let engines = &mut self.http.engines;
+        let own = match engines.known(c.addresses.local, c.netns) {
+            Some(id) => id,
+            None => match c.task.and_then(|t| engines.of_process(t.tgid)) {
+                Some(id) => id,
+                None => return,
+            },
+        };
+        if let Some(e) = self.http.engines.get_mut(own) {
+            // For as long as the connection lives, and others like it will come.
+            e.blind = Some(Mono(u64::MAX));
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! The request behind a room: one leg per engine that got it.
+//!
+//! Pure data and arithmetic on it; part of the state file's format ([`crate::rooms::saved`]).
+
+use std::net::SocketAddr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::event::{Mono, SocketId};
+use crate::http::event as web;
+use crate::rooms::model::{LegEnd, LegView, Outcome, RequestView, Role};
+use crate::rooms::requests::engines::EngineId;
+
+/// Names one request: the end of its connection that reports, and its number there.
+pub(crate) type RequestKey = (SocketId, u64);
+
+/// A request at one engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Leg {
+    pub(crate) seen: LegView,
+    /// Who reports it. Several requests with one room at one engine share a leg: then the newest.
+    pub(crate) key: RequestKey,
+    pub(crate) client: SocketAddr,
+    pub(crate) server: SocketAddr,
+    /// The engine is on this host.
+    pub(crate) here: bool,
+    /// A decode rank sent it: the room goes on after a retraction.
+    pub(crate) by_decode: bool,
+    /// Network namespace of the end that reports.
+    #[serde(default)]
+    pub(crate) netns: u32,
+    /// Requests that are open.
+    pub(crate) open: u16,
+    #[serde(skip, default = "nobody")]
+    pub(crate) engine: EngineId,
+}
+
+const fn nobody() -> EngineId {
+    crate::rooms::peers::NONE
+}
+
+impl Leg {
+    /// Begun, in sight, and not over.
+    pub(crate) const fn is_open(&self) -> bool {
+        self.seen.ended.is_none() && !self.seen.out_of_sight
+    }
+
+    /// When it was over, and what that says of the room.
+    pub(crate) fn over(&self) -> Option<(Mono, Outcome)> {
+        let (at, how) = self.seen.ended?;
+        let refused = self.seen.status.is_some_and(|s| s >= 400);
+        let outcome = match how {
+            LegEnd::Finished | LegEnd::Answered if !refused => Outcome::Success,
+            LegEnd::HungUp => Outcome::Unknown,
+            _ => Outcome::Failed,
+        };
+        Some((at, outcome))
+    }
+}
+
+/// What an answer means for its leg.
+pub(crate) fn answered(status: Option<u16>, how: web::AnswerEnd, outcome: web::Outcome) -> LegEnd {
+    match outcome {
+        _ if status.is_some_and(|s| s >= 400) => LegEnd::Error,
+        web::Outcome::Finished => LegEnd::Finished,
+        web::Outcome::Aborted => LegEnd::Aborted,
+        web::Outcome::Error => LegEnd::Error,
+        // The connection ended: so did the request, but not visibly by an answer.
+        web::Outcome::Unknown if how == web::AnswerEnd::Unseen => LegEnd::HungUp,
+        web::Outcome::Unknown => LegEnd::Answered,
+    }
+}
+
+/// The request behind a room, as far as it was seen.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct RoomRequest {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) rid: Option<Box<str>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) prefill: Option<Leg>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) decode: Option<Leg>,
+    /// At an engine whose role is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) unplaced: Option<Leg>,
+    /// A second request with this room came to the same engine while the first was open.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) duplicate: Option<Mono>,
+    /// DP rank of prefill that registered for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) dp_rank: Option<u32>,
+}
+
+impl RoomRequest {
+    pub(crate) const fn leg(&self, role: Role) -> Option<&Leg> {
+        match role {
+            Role::Prefill => self.prefill.as_ref(),
+            Role::Decode => self.decode.as_ref(),
+        }
+    }
+
+    pub(crate) const fn place(&mut self, role: Option<Role>) -> &mut Option<Leg> {
+        match role {
+            Some(Role::Prefill) => &mut self.prefill,
+            Some(Role::Decode) => &mut self.decode,
+            None => &mut self.unplaced,
+        }
+    }
+
+    pub(crate) fn legs(&self) -> impl Iterator<Item = &Leg> {
+        [&self.prefill, &self.decode, &self.unplaced].into_iter().flatten()
+    }
+
+    pub(crate) fn legs_mut(&mut self) -> impl Iterator<Item = &mut Leg> {
+        [&mut self.prefill, &mut self.decode, &mut self.unplaced].into_iter().flatten()
+    }
+
+    /// Whether the leg at `role` is open, at an engine of this host.
+    pub(crate) fn holds(&self, role: Role) -> bool {
+        self.leg(role).is_some_and(|l| l.here && l.is_open())
+    }
+
+    /// As it is shown.
+    pub(crate) fn view(&self) -> RequestView {
+        RequestView {
+            rid: self.rid.clone(),
+            prefill: self.prefill.map(|l| l.seen),
+            decode: self.decode.map(|l| l.seen),
+            unplaced: self.unplaced.map(|l| l.seen),
+        }
+    }
+}

@@ -1,0 +1,216 @@
+//! What the request behind a room, pauses and the engine's own numbers say of it.
+//!
+//! Pure. A request at prefill that is still open excludes the harmless readings of a room that was given up; one that is
+//! over ends the room there. That prefill queues or computes is excluded only by what others show: requests and rooms that
+//! came later and are done, counters that stand still.
+
+use crate::event::{Mono, SECOND};
+use crate::rooms::model::{Completeness, LegEnd, LegView, Phase, Role};
+use crate::sglang::message::Kind;
+use crate::verdict::facts::Facts;
+use crate::verdict::judge::{
+    AbortEffect, Draft, Judgement, OVERTAKEN, Who, abort_effect, bootstrap_applies, bootstrap_timer,
+    maybe_ignored, queued, waiting_timer,
+};
+use crate::verdict::model::{Class, Confidence};
+
+/// So long after an ABORT prefill has computed what it was computing, where nothing waits before this room: the same time
+/// that the inflight count is given (verdicts, "Inflight gauge above the room count").
+const COMPUTED: u64 = 45 * SECOND;
+
+/// A prompt of more pages may take longer than that to compute (at 64 tokens each, the largest usual page).
+const SHORT_PROMPT: u64 = 1024;
+
+/// Fewer concluded rooms of a pair say nothing of what is usual ("cold start").
+const WARM: u32 = 100;
+
+/// How a leg ended other than with what was asked for.
+fn failed(leg: &LegView) -> Option<(Mono, LegEnd)> {
+    let (at, how) = leg.ended?;
+    let refused = leg.status.is_some_and(|s| s >= 400);
+    (refused || !matches!(how, LegEnd::Finished | LegEnd::Answered)).then_some((at, how))
+}
+
+/// Prefill's request is over, and decode, on this host, still waits (M10, M11, M37, M40). Needs no clock of a phase.
+pub(super) fn not_told(f: &Facts) -> Option<Judgement> {
+    if f.role != Role::Decode || f.completeness != Completeness::Full || f.abort.is_some() {
+        return None;
+    }
+    let (at, _) = f.request.leg(Role::Prefill).and_then(failed)?;
+    // METADATA that is younger has a request of its own on the way.
+    let from = f.metadata_at.map_or(at, |m| m.max(at));
+    if f.now.since(from) < f.limits.floor || !f.told.is_empty() {
+        return None;
+    }
+    // Without its request in sight decode may have been let go in silence, which it was before 0.5.13.
+    let confidence = if f.request.is_open(Role::Decode) { Confidence::Certain } else { Confidence::Possible };
+    let j = Draft::new(Class::PeerNotTold, confidence, Who::Nobody, Some(Kind::Status));
+    Some(j.act_on(Who::Decode).ends(waiting_timer(f)).since(from.plus(f.limits.floor)).done(f))
+}
+
+/// Long enough by the clock on the wall, not by that of engines that stood still meanwhile.
+pub(super) fn paused(f: &Facts) -> Option<Judgement> {
+    let wall = f.now.since(f.since) >= f.threshold;
+    if !wall || f.pinned_since.is_some() {
+        return None;
+    }
+    let who = match f.request.stopped.map(|s| s.role) {
+        Some(Role::Prefill) => Who::Prefill,
+        Some(Role::Decode) => Who::Decode,
+        None => Who::Nobody,
+    };
+    Some(Draft::new(Class::Paused, Confidence::Possible, who, None).done(f))
+}
+
+/// Whether the view's completion can be seen at its engine's HTTP port.
+pub(super) fn observable(f: &Facts) -> bool {
+    f.request.is_open(f.role)
+}
+
+/// Readings that the request or the numbers give, before the phase is judged by frames alone.
+pub(super) fn by_request(f: &Facts) -> Option<Judgement> {
+    if f.request.held && !f.told.is_empty() {
+        return Some(held(f));
+    }
+    if let Some(j) = duplicate(f) {
+        return Some(j);
+    }
+    match f.phase {
+        Phase::Abort => aborted(f),
+        Phase::Bootstrap if f.metadata_at.is_none() && f.bootstrap_at.is_none() => without_metadata(f),
+        Phase::Transfer => transfer(f),
+        _ => None,
+    }
+}
+
+/// Every status was told, and the request is still open (M15, M17, M34).
+fn held(f: &Facts) -> Judgement {
+    // Nothing queues and nothing computes once the worker is done.
+    let late = f.running() >= f.limits.ceiling.max(f.threshold);
+    let confidence = if late { Confidence::Likely } else { Confidence::Possible };
+    Draft::new(Class::ConcludedButHeld, confidence, Who::Prefill, None).done(f)
+}
+
+fn duplicate(f: &Facts) -> Option<Judgement> {
+    f.request.duplicate?;
+    if f.phase == Phase::Abort {
+        return None;
+    }
+    let j = Draft::new(Class::DuplicateRoom, Confidence::Possible, Who::Router, Some(Kind::Status));
+    Some(j.act_on(Who::Prefill).ends(waiting_timer(f)).done(f))
+}
+
+fn aborted(f: &Facts) -> Option<Judgement> {
+    let open = f.request.is_open(Role::Prefill);
+    if maybe_ignored(f) {
+        // A release that does not drop it has failed the room long since.
+        return open.then(|| {
+            Draft::new(Class::AbortIgnored, Confidence::Possible, Who::Prefill, Some(Kind::Status)).done(f)
+        });
+    }
+    if f.metadata_at.is_none() && f.request.never(Role::Prefill) {
+        // Nobody waits for anything: should the request come after all, the room is looked at anew.
+        return Some(Draft::new(Class::NotApplicable, Confidence::Possible, Who::Nobody, None).done(f));
+    }
+    None
+}
+
+/// A request and nothing else.
+fn without_metadata(f: &Facts) -> Option<Judgement> {
+    if !f.request.is_open(f.role) {
+        return None;
+    }
+    let begun = f.request.leg(f.role).map_or(f.since, |l| l.begun);
+    let timer = bootstrap_timer(f, begun).filter(|t| t.at > f.now);
+    let draft = |class, confidence, who| {
+        Draft::new(class, confidence, who, Some(Kind::Metadata)).ends(timer.clone()).done(f)
+    };
+    if f.role == Role::Prefill && !f.has_decode && f.request.never(Role::Decode) {
+        return Some(draft(Class::MetadataMissing, Confidence::Possible, Who::Router));
+    }
+    let [_, waiting] = f.request.waiting;
+    if waiting == Some(0) {
+        return Some(draft(Class::MetadataMissing, Confidence::Likely, Who::Decode));
+    }
+    // Decode takes pages for its requests in turn; later ones of which it has asked show that it has some.
+    let passed = f.request.later_asked >= OVERTAKEN;
+    let expired = bootstrap_applies(f.backend, f.releases)
+        && f.now.since(begun) >= f.limits.bootstrap_timeout.saturating_add(f.limits.ceiling);
+    if passed || expired {
+        return Some(draft(Class::MetadataMissing, Confidence::Possible, Who::Decode));
+    }
+    Some(draft(Class::Queued, Confidence::Possible, Who::Decode))
+}
+
+fn transfer(f: &Facts) -> Option<Judgement> {
+    if f.role == Role::Decode {
+        return None;
+    }
+    let draft = |class, confidence, who| {
+        Draft::new(class, confidence, who, Some(Kind::Status)).ends(waiting_timer(f))
+    };
+    if f.request.never(Role::Prefill) {
+        // M40: it cannot fail what it never got. The request may still wait at the server's door.
+        let j = draft(Class::PeerNotTold, Confidence::Possible, Who::Nobody);
+        return Some(j.act_on(Who::Decode).done(f));
+    }
+    if let Some(at) = f.staging_wait.filter(|at| f.now.since(*at) >= f.limits.floor) {
+        let late = f.now.since(at) >= f.limits.ceiling;
+        let confidence = if late { Confidence::Likely } else { Confidence::Possible };
+        return Some(draft(Class::StagingReplyMissing, confidence, Who::Decode).done(f));
+    }
+    if queued(f) {
+        return None;
+    }
+    if f.engine_idle == Some(false) && !overtaken(f) {
+        return Some(draft(Class::Queued, Confidence::Possible, Who::Prefill).done(f));
+    }
+    let dropped = abort_effect(f.backend, f.releases) == AbortEffect::Dropped;
+    if f.abort.is_some() && dropped && f.request.is_open(Role::Prefill) {
+        return Some(draft(Class::AbortIgnored, Confidence::Possible, Who::Prefill).done(f));
+    }
+    None
+}
+
+/// Passed by rooms that came later. Where too few of the pair have concluded to know what is usual, the open request is
+/// the second source.
+fn overtaken(f: &Facts) -> bool {
+    let warm = f.samples >= WARM || f.request.is_open(Role::Prefill);
+    f.others.overtaken >= OVERTAKEN && warm
+}
+
+/// Whether prefill is shown not to queue or compute a room of which no page count tells how long it takes.
+fn neither_queued_nor_computing(f: &Facts) -> bool {
+    let a = f.abort.map_or(f.since, |a| a.at);
+    let long = f.now.since(a).saturating_sub(f.request.stood) >= COMPUTED;
+    // The next in turn and short, or passed by requests whose length is not known.
+    let alone = !f.request.ahead && f.pages <= SHORT_PROMPT;
+    f.engine_idle == Some(true)
+        || overtaken(f)
+        || (long && f.engine_idle != Some(false) && (alone || f.request.later_finished >= OVERTAKEN))
+}
+
+/// Raises what a second source settles.
+pub(super) fn weigh(f: &Facts, mut j: Judgement) -> Judgement {
+    if j.confidence != Confidence::Possible || f.request.stopped.is_some() {
+        return j;
+    }
+    let likely = match j.class {
+        Class::AbortBeforeEntry => {
+            let asked = f.metadata_at.is_some() || f.completeness != Completeness::Full;
+            f.request.is_open(Role::Prefill) && (!asked || neither_queued_nor_computing(f))
+        }
+        Class::AbortIgnored => {
+            f.request.is_open(Role::Prefill) && (overtaken(f) || f.engine_idle == Some(true))
+        }
+        Class::TransferNotConcluded | Class::TransferWorkerSilent => {
+            overtaken(f) || f.engine_idle == Some(true)
+        }
+        Class::ReceiverSilent => f.engine_idle == Some(true),
+        _ => false,
+    };
+    if likely {
+        j.confidence = Confidence::Likely;
+    }
+    j
+}
