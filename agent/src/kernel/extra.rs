@@ -33,7 +33,11 @@ pub(super) const TRACEPOINTS: [(usize, &str, &str); 4] = [
     (program::EXIT, "sched_process_exit", "which threads of engine processes end"),
     (program::RETRANSMIT, "tcp_retransmit_skb", "what TCP sends again"),
     (program::RESET_SENT, "tcp_send_reset", "resets that this host sends"),
-    (program::RESET_RECEIVED, "tcp_receive_reset", "resets that this host receives, before the state changes"),
+    (
+        program::RESET_RECEIVED,
+        "tcp_receive_reset",
+        "resets that this host receives, before the state changes",
+    ),
 ];
 
 /// Loads and attaches all that the kernel takes; those that it does not.
