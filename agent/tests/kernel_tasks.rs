@@ -75,7 +75,7 @@ fn thread(name: &str, body: impl FnOnce() + Send + 'static) -> std::thread::Join
 
 fn forever() {
     loop {
-        std::thread::sleep(Duration::from_secs(60));
+        std::thread::sleep(Duration::from_mins(1));
     }
 }
 
@@ -90,7 +90,7 @@ fn of(live: &Live, child: &Child) -> Vec<TaskEvent> {
 
 /// Takes events until there are `n` of this process or a generous time has passed.
 fn ends(live: &mut Live, child: &Child, n: usize) -> Vec<TaskEvent> {
-    let end = Instant::now() + Duration::from_secs(60);
+    let end = Instant::now() + Duration::from_mins(1);
     while of(live, child).len() < n && Instant::now() < end {
         live.drain();
         live.capture.wait(Duration::from_millis(5)).unwrap();
