@@ -1,7 +1,7 @@
 //! Asking the kernel where sockets stand: a table of their cookies, and a walk over the open files of the processes that
 //! use watched sockets.
 //!
-//! A file costs the kernel about a microsecond, so the walk spares processes that have nothing to do with it.
+//! A file costs the kernel about half a microsecond, so the walk spares processes that have nothing to do with it.
 
 use std::io::Read as _;
 use std::os::fd::AsFd as _;

@@ -314,7 +314,7 @@ impl Capture {
     /// Asks where these sockets (at most 64) stand: the answers ([`crate::event::What::Stand`]) are in the ring when this
     /// returns, unless it is full. Those that their process has closed, that the kernel has forgotten, or that come after the
     /// 64th give none. Costs a walk over the open files of the processes that earlier events of sockets named (of all, if
-    /// there are more than 64 of them): up to a microsecond a file.
+    /// there are more than 64 of them): about half a microsecond a file.
     ///
     /// # Errors
     ///

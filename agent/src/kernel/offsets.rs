@@ -158,6 +158,10 @@ mod tests {
         assert_eq!((offsets.sk_daddr, offsets.sk_rcv_saddr), (0, 4));
         assert_eq!((offsets.sk_dport, offsets.sk_num, offsets.sk_family), (12, 14, 16));
         assert_eq!(offsets.sock_done_bit, 1);
+        assert_eq!(btf.tracepoint("inet_sock_set_state"), Some((3, false)));
+        assert_eq!(btf.tracepoint("no_such_tracepoint"), None);
+        let (arguments, _) = btf.tracepoint("sched_process_exit").unwrap();
+        assert_eq!(group_dead(&btf), arguments == 2, "one argument (Linux 6.12), or two (6.18)");
         let error = Structure::named(&btf, "sock").unwrap().at("__sk_common.no_such").unwrap_err();
         assert!(error.to_string().contains("`struct sock` has no member `__sk_common.no_such`"), "{error}");
     }

@@ -201,6 +201,21 @@ mod tests {
     }
 
     #[test]
+    fn an_unknown_trouble_is_no_event_and_the_known_ones_are_three() {
+        let of = |old| {
+            let record = Record { kind: kind::TROUBLE, old, snd_una: 5, write_seq: 9, ..Record::default() };
+            match decode(&raw(&record, b"")) {
+                Some(Event::Socket(SocketEvent { what: What::Trouble(t), .. })) => Some(t),
+                _ => None,
+            }
+        };
+        assert_eq!(of(trouble::RETRANSMITTED), Some(Trouble::Retransmitted { una: 5, write: 9 }));
+        assert_eq!(of(trouble::RESET_SENT), Some(Trouble::ResetSent));
+        assert_eq!(of(trouble::RESET_RECEIVED), Some(Trouble::ResetReceived));
+        assert_eq!((of(0), of(4)), (None, None));
+    }
+
+    #[test]
     fn every_reason_of_the_programs_has_its_own_name() {
         let all: std::collections::BTreeSet<_> =
             (1..=reason::MIDDLE).map(|n| reason_of(n).unwrap()).collect();
