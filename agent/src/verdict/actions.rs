@@ -317,6 +317,7 @@ mod tests {
             endpoint: Some("10.0.0.1:41003".parse().unwrap()),
             task: Some(crate::export::testing::task(4711)),
             local: Some(local),
+            ..Party::default()
         }
     }
 
