@@ -34,6 +34,8 @@ pub(crate) fn candidates(f: &Facts, j: &Judgement) -> Vec<Candidate> {
         | Class::TransferWorkerSilent
         | Class::ReceiverSilent
         | Class::StatusLost
+        | Class::AbortIgnored
+        | Class::StagingReplyMissing
         | Class::DuplicateRoom => silent_prefill(f),
         Class::AwaitingPrefill => awaiting(f),
         Class::AbortBeforeEntry => aborted(f),
