@@ -116,11 +116,15 @@ async fn findings_are_listed_open_and_over() {
     let pipeline = Pipeline::start(exports, some_rooms());
     let (status, all) = json(at, "/api/v1/findings").await;
     assert_eq!(status, 200);
-    let groups: Vec<_> = all["findings"].as_array().unwrap().iter().map(|f| f["group"].as_str().unwrap()).collect();
+    let groups: Vec<_> =
+        all["findings"].as_array().unwrap().iter().map(|f| f["group"].as_str().unwrap()).collect();
     assert_eq!((groups, &all["total"]), (vec!["0000000000000abc", "0000000000000def"], &2.into()));
     let first = &all["findings"][0];
     assert_eq!(first["rooms"], serde_json::json!(["7", "18446744073709551615"]));
-    assert_eq!((&first["room_count"], &first["engine"]["pid"], &first["rank"]), (&2.into(), &4711.into(), &0.into()));
+    assert_eq!(
+        (&first["room_count"], &first["engine"]["pid"], &first["rank"]),
+        (&2.into(), &4711.into(), &0.into())
+    );
     assert_eq!(all["closed"][0]["event"], "finding_closed");
     assert_eq!(all["closed"][0]["closed_at"], "2023-11-14T22:13:40.000000000Z");
     let (_, one) = json(at, "/api/v1/findings?limit=1").await;

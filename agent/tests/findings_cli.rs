@@ -7,11 +7,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use rooms::model::RoomSnapshot;
 use roomtrace::export::clock::Clock;
 use roomtrace::export::query::{Findings, Query, Rooms};
 use roomtrace::export::{Exports, Options};
 use roomtrace::{event, export, rooms, sglang, verdict};
-use rooms::model::RoomSnapshot;
 use verdict::model::{Class, Finding};
 
 #[path = "../src/export/testing.rs"]
@@ -42,11 +42,8 @@ fn replay_prints_findings_before_rooms_and_writes_their_events() {
     let place = |what: &str| page.lines().position(|l| l.starts_with(what));
     let (found, room) = (place("finding ").expect(&page), place("room ").expect(&page));
     assert!(found < room, "{page}");
-    let lines: Vec<serde_json::Value> = std::fs::read_to_string(&events)
-        .unwrap()
-        .lines()
-        .map(|l| serde_json::from_str(l).unwrap())
-        .collect();
+    let lines: Vec<serde_json::Value> =
+        std::fs::read_to_string(&events).unwrap().lines().map(|l| serde_json::from_str(l).unwrap()).collect();
     let of = |name: &str| lines.iter().filter(|l| l["event"] == name).cloned().collect::<Vec<_>>();
     let (opened, pins) = (of("finding_opened"), of("room_pinned"));
     assert!(!opened.is_empty() && !pins.is_empty(), "{lines:?}");
@@ -144,7 +141,8 @@ fn rooms_shows_findings_above_rooms_and_ends_as_before() {
     let page = text(&out);
     let lines: Vec<&str> = page.lines().collect();
     assert!(
-        lines[0].starts_with("finding likely transfer_worker_silent · prefill rank 0 10.0.0.2:4000 (pid 4711"),
+        lines[0]
+            .starts_with("finding likely transfer_worker_silent · prefill rank 0 10.0.0.2:4000 (pid 4711"),
         "{page}"
     );
     assert!(lines[0].contains("2 rooms (7, 18446744073709551615)"), "{page}");
@@ -173,7 +171,10 @@ fn explain_says_on_its_first_line_how_many_rooms_share_the_cause_and_what_it_is(
     let mut room = pinned(7);
     room.group_size = 12;
     let line = first(vec![room.clone()], Vec::new());
-    assert!(line.contains("1 of 12 rooms, cause: abort_before_entry of prefill rank 0 10.0.0.2:4000"), "{line}");
+    assert!(
+        line.contains("1 of 12 rooms, cause: abort_before_entry of prefill rank 0 10.0.0.2:4000"),
+        "{line}"
+    );
     // What killed it is known: that is the cause.
     let fact = "thread 23357 died after a frame from 10.9.9.9:5555";
     let died = Finding { class: Class::ThreadDied, group: 9, evidence: vec![fact.to_owned()], ..finding() };

@@ -47,7 +47,10 @@ fn fifty_rooms_of_one_dead_worker_are_one_finding_with_fifty_rooms() {
     dead_worker(&mut w, 50);
     w.to(14_000);
     let f = only(&w);
-    assert_eq!((f.class, f.confidence, f.room_count), (Class::TransferWorkerSilent, Confidence::Possible, 50));
+    assert_eq!(
+        (f.class, f.confidence, f.room_count),
+        (Class::TransferWorkerSilent, Confidence::Possible, 50)
+    );
     assert_eq!(f.rooms, (1000..1050).collect::<Vec<_>>(), "oldest first");
     assert_eq!((f.engine.role, f.engine.endpoint), (Some(Role::Prefill), Some(prefill(0).endpoint)));
     assert_eq!(f.group, w.verdict(1000).group);
@@ -74,7 +77,8 @@ fn a_finding_ends_with_its_last_room_and_says_how_many_it_had() {
     w.wait(2000);
     assert_eq!(w.table.findings(), []);
     let events = told(&mut w);
-    let closed: Vec<_> = events.iter().filter(|(name, f)| *name == "finding_closed" && f.group == group).collect();
+    let closed: Vec<_> =
+        events.iter().filter(|(name, f)| *name == "finding_closed" && f.group == group).collect();
     assert_eq!(closed.len(), 1, "{events:?}");
     let f = &closed[0].1;
     assert_eq!((f.room_count, f.rooms.len()), (50, 50));
@@ -144,7 +148,10 @@ fn two_causes_are_two_findings_in_a_stable_order() {
     assert_eq!(rooms(&w), rooms(&w));
     let gauges = w.table.finding_gauges();
     assert_eq!(gauges.len(), 1);
-    assert_eq!((gauges[0].class, gauges[0].role, gauges[0].findings), (Class::TransferNotConcluded, Some(Role::Prefill), 2));
+    assert_eq!(
+        (gauges[0].class, gauges[0].role, gauges[0].findings),
+        (Class::TransferNotConcluded, Some(Role::Prefill), 2)
+    );
 }
 
 #[test]
@@ -178,9 +185,15 @@ fn more_causes_than_places_are_counted_and_told_when_there_is_one() {
     w.to(15_000);
     assert_eq!(w.table.pinned().count(), 1152);
     assert_eq!(w.table.findings().len(), MAX_FINDINGS);
-    assert_eq!(w.table.findings_turned_away(), 1152 - MAX_FINDINGS as u64, "once each, however often looked at");
+    assert_eq!(
+        w.table.findings_turned_away(),
+        1152 - MAX_FINDINGS as u64,
+        "once each, however often looked at"
+    );
     assert_eq!(told(&mut w).len(), MAX_FINDINGS);
-    let waiting = |w: &World| w.table.pinned().filter(|r| w.table.finding_of(r.verdict.as_ref().unwrap().group).is_none()).count();
+    let waiting = |w: &World| {
+        w.table.pinned().filter(|r| w.table.finding_of(r.verdict.as_ref().unwrap().group).is_none()).count()
+    };
     assert_eq!(waiting(&w), 128);
     let ended: Vec<u64> = w.table.findings().iter().take(36).map(|f| f.rooms[0]).collect();
     for room in ended {
@@ -246,7 +259,10 @@ fn five_unanswered_aborts_are_a_rate_and_no_pin() {
         assert_eq!(found.len(), 1, "{sees:?}");
         let f = &found[0];
         assert_eq!(f.confidence, Confidence::Possible, "whether answers of it can be seen is not known");
-        assert_eq!((f.engine.endpoint, f.engine.local), (Some(prefill(0).endpoint), Some(sees != Sees::Decode)));
+        assert_eq!(
+            (f.engine.endpoint, f.engine.local),
+            (Some(prefill(0).endpoint), Some(sees != Sees::Decode))
+        );
         assert_eq!((f.rooms.len(), f.room_count), (0, 0));
         assert!(f.evidence[0].contains("5 of the last 5"), "{:?}", f.evidence);
         assert!(!f.actions.is_empty());

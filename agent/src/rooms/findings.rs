@@ -70,14 +70,7 @@ struct Cause {
 
 impl Cause {
     const fn new(class: Class) -> Self {
-        Self {
-            class,
-            rooms: BTreeSet::new(),
-            sure: [0; 3],
-            seen: Vec::new(),
-            total: 0,
-            turned_away: false,
-        }
+        Self { class, rooms: BTreeSet::new(), sure: [0; 3], seen: Vec::new(), total: 0, turned_away: false }
     }
 
     fn count(&mut self, confidence: Confidence, more: bool) {

@@ -132,8 +132,7 @@ impl RoomTable {
             let task = seen.connection.task.filter(|_| seen.direction == Direction::Sent);
             task.is_some() && of(p).and_then(|e| e.task).map(|t| t.tgid) == task.map(|t| t.tgid)
         };
-        let numbered =
-            |p: &Pending| m.prefill_rank.is_some() && of(p).and_then(|e| e.rank) == m.prefill_rank;
+        let numbered = |p: &Pending| m.prefill_rank.is_some() && of(p).and_then(|e| e.rank) == m.prefill_rank;
         let from = awaited
             .iter()
             .position(|p| p.prefill == origin && origin != NONE)
@@ -231,10 +230,14 @@ impl RoomTable {
         }
         o.raised = true;
         let (here, room) = (o.here, o.last_room);
-        let since = o.ring.iter().find(|(_, answered)| !answered).map_or(now, |(at, _)| at.plus(ABORT_RELEASE));
+        let since =
+            o.ring.iter().find(|(_, answered)| !answered).map_or(now, |(at, _)| at.plus(ABORT_RELEASE));
         let engine = self.party(Role::Prefill, prefill, here);
         let heard = answered > 0
-            || self.peers.prefill(prefill).is_some_and(|p| p.answers.last.max(p.acknowledged_abort).is_some());
+            || self
+                .peers
+                .prefill(prefill)
+                .is_some_and(|p| p.answers.last.max(p.acknowledged_abort).is_some());
         let mut evidence = vec![
             format!(
                 "{} left {unanswered} of the last {} ABORTs that ask for an answer (with a generation) without ABORT_ACK for {} s each",

@@ -39,16 +39,19 @@ pub(crate) fn actions(f: &Facts, j: &Judgement) -> Vec<Action> {
 pub(crate) fn of_cause(class: Class, owes: &Party, act: &Party, rooms: u32) -> Vec<Action> {
     let mut list = Vec::new();
     if stops_all(class) {
-        list.push(abort_all(act, rooms, Phase::Transfer));
+        let phase = if class == Class::RanksDisagree { Phase::Conclude } else { Phase::Transfer };
+        list.push(abort_all(act, rooms, phase));
     }
     match class {
         // Prefill's socket to decode does not connect anew.
         Class::StatusLost => list.extend([check_connects(act), restart(owes)]),
         // One engine has the request and nothing else is wrong there.
-        Class::PeerLost | Class::AwaitingPrefill | Class::PeerNotTold | Class::DuplicateRoom => list.push(look(
-            "roomtrace rooms --pinned".to_owned(),
-            "lists the rooms; each request is to be ended by itself at the side that still has it",
-        )),
+        Class::PeerLost | Class::AwaitingPrefill | Class::PeerNotTold | Class::DuplicateRoom => {
+            list.push(look(
+                "roomtrace rooms --pinned".to_owned(),
+                "lists the rooms; each request is to be ended by itself at the side that still has it",
+            ));
+        }
         Class::EngineStalled => list.extend([look_at_threads(act), restart(act)]),
         _ => list.push(restart(act)),
     }
@@ -141,9 +144,10 @@ const FIND: &str = "grep -hF";
 fn find_request(room: u64) -> Action {
     Action {
         command: format!("{FIND} '{room}' PREFILL_LOG DECODE_LOG ROUTER_LOG"),
-        effect: "finds the request id (rid): the engines' error lines and the router's log name room and rid \
+        effect:
+            "finds the request id (rid): the engines' error lines and the router's log name room and rid \
                  together; the rid is not on the wire between the ranks"
-            .to_owned(),
+                .to_owned(),
         blast_radius: "none".to_owned(),
         clears: false,
     }
@@ -165,7 +169,8 @@ fn ends_request(f: &Facts, j: &Judgement) -> Vec<Action> {
         Class::EngineStalled => Vec::new(),
         Class::ReceiverSilent => {
             let mut only = prefill();
-            only.effect.push_str("; every later room of that rank hangs the same way until it is started again");
+            only.effect
+                .push_str("; every later room of that rank hangs the same way until it is started again");
             vec![only]
         }
         _ => vec![prefill()],
@@ -244,9 +249,10 @@ fn restart(party: &Party) -> Action {
     Action {
         command,
         effect: format!("ends {}; its supervisor starts the engine again", named(party)),
-        blast_radius: "every request of that engine, and its service until the weights are loaded again; its peers \
+        blast_radius:
+            "every request of that engine, and its service until the weights are loaded again; its peers \
                        notice by heartbeat, after about 20 s"
-            .to_owned(),
+                .to_owned(),
         clears: true,
     }
 }

@@ -352,8 +352,7 @@ fn staging(f: &Facts) -> Option<Judgement> {
 
 /// Whether prefill has dropped decode's ABORT and goes on for nobody (M6).
 fn ignores_abort(f: &Facts) -> bool {
-    f.abort.is_some_and(|a| !a.before_metadata)
-        && abort_effect(f.backend, f.releases) == AbortEffect::Dropped
+    f.abort.is_some_and(|a| !a.before_metadata) && abort_effect(f.backend, f.releases) == AbortEffect::Dropped
 }
 
 /// A queue that drains in order: rooms asked for earlier still conclude, those asked for later do not.

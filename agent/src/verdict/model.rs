@@ -149,11 +149,7 @@ impl Class {
     pub const fn finds(self) -> bool {
         !matches!(
             self,
-            Self::Queued
-                | Self::Paused
-                | Self::CompletionNotObservable
-                | Self::NotApplicable
-                | Self::Unknown
+            Self::Queued | Self::Paused | Self::CompletionNotObservable | Self::NotApplicable | Self::Unknown
         )
     }
 }

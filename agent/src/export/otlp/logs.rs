@@ -178,8 +178,8 @@ fn value_size(value: &AnyValue) -> usize {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
     use super::*;
-    use crate::export::clock::Clock;
     use crate::event::{Mono, SECOND};
+    use crate::export::clock::Clock;
     use crate::export::testing::{EPOCH, closed, finding, identity, life, pinned};
     use crate::export::trace_id::trace_id;
     use crate::verdict::model::Class;
