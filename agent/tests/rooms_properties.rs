@@ -7,10 +7,10 @@ use std::collections::HashMap;
 use proptest::prelude::*;
 use rooms_support::*;
 use roomtrace::event::{Direction, TcpState};
-use roomtrace::rooms::model::{Away, Event, Role, RoomSnapshot};
+use roomtrace::rooms::model::{Away, Event, FindingEvent, Role, RoomSnapshot};
 use roomtrace::rooms::{Config, RoomTable, SavedRooms, Survivors};
 use roomtrace::sglang::message::KvPoll;
-use roomtrace::verdict::model::Class;
+use roomtrace::verdict::model::{Class, Confidence};
 
 #[derive(Clone, Debug)]
 enum Op {
@@ -147,11 +147,59 @@ fn table_is_sane(w: &World, max_rooms: usize) {
         assert_eq!(s.group_size as usize, same);
         assert!(!v.evidence.is_empty() && !v.actions.is_empty());
     }
+    findings_are_sane(w, &pinned);
     for room in 0..6 {
         let lives = w.table.snapshot(room);
         assert!(lives.windows(2).all(|l| l[0].incarnation < l[1].incarnation));
         assert!(lives.iter().rev().skip(1).all(|s| s.closed_at.is_some()), "one life at a time");
     }
+}
+
+/// Every cause of pins is one finding with exactly its rooms; the others have none that are pinned.
+fn findings_are_sane(w: &World, pinned: &[RoomSnapshot]) {
+    let mut causes: HashMap<u64, Vec<&RoomSnapshot>> = HashMap::new();
+    for s in pinned {
+        causes.entry(s.verdict.as_ref().unwrap().group).or_default().push(s);
+    }
+    let findings = w.table.findings();
+    assert!(findings.windows(2).all(|f| f[0].since <= f[1].since), "oldest first");
+    for f in &findings {
+        assert!(f.closed_at.is_none() && f.class.finds() && !f.evidence.is_empty() && !f.actions.is_empty());
+        let Some(rooms) = causes.remove(&f.group) else {
+            assert!(matches!(f.class, Class::AbortUnanswered | Class::SessionBlacklisted), "{f:?}");
+            continue;
+        };
+        let verdicts = rooms.iter().map(|s| s.verdict.as_ref().unwrap());
+        assert!(verdicts.clone().all(|v| v.class == f.class));
+        assert_eq!(verdicts.map(|v| v.confidence).max(), Some(f.confidence));
+        let mut numbers: Vec<u64> = rooms.iter().map(|s| s.room).collect();
+        let mut listed = f.rooms.clone();
+        numbers.sort_unstable();
+        listed.sort_unstable();
+        assert_eq!((&listed, f.room_count as usize), (&numbers, numbers.len()));
+    }
+    assert!(causes.is_empty(), "pins without a finding: {causes:?}");
+    assert_eq!(w.table.finding_gauges().iter().map(|g| g.findings).sum::<u64>(), findings.len() as u64);
+}
+
+/// What was told of findings is what there is.
+fn finding_events_are_sane(w: &mut World, open: &mut HashMap<u64, (Class, Confidence)>) {
+    let told: Vec<FindingEvent> = w.table.finding_events().collect();
+    for e in &told {
+        let f = e.finding();
+        let now = (f.class, f.confidence);
+        match e {
+            FindingEvent::Opened(_) => {
+                assert_ne!(open.insert(f.group, now), Some(now), "told twice");
+            }
+            FindingEvent::Closed(_) => {
+                assert!(f.closed_at.is_some());
+                assert!(open.remove(&f.group).is_some(), "closed though not open");
+            }
+        }
+    }
+    let is: HashMap<_, _> = w.table.findings().iter().map(|f| (f.group, (f.class, f.confidence))).collect();
+    assert_eq!(*open, is);
 }
 
 fn run(sees: Sees, layout: Layout, max_rooms: usize, ops: &[Op]) -> World {
@@ -191,10 +239,13 @@ proptest! {
         let mut w = run(sees, layout, max_rooms, &ops);
         events_are_sane(&w.out);
         table_is_sane(&w, max_rooms);
+        let mut open = HashMap::new();
+        finding_events_are_sane(&mut w, &mut open);
         // Long after, all that ends by a timer has ended, and everything by the day after.
         w.wait(500_000);
         table_is_sane(&w, max_rooms);
         events_are_sane(&w.out);
+        finding_events_are_sane(&mut w, &mut open);
     }
 
     #[test]
@@ -228,12 +279,17 @@ proptest! {
             }
         }
         table_is_sane(&w, 8);
+        // What was open is taken as told.
+        let mut open = w.table.findings().iter().map(|f| (f.group, (f.class, f.confidence))).collect();
+        drop(w.table.finding_events());
         for op in &after {
             apply(&mut w, op);
         }
         events_are_sane(&w.out);
         table_is_sane(&w, 8);
+        finding_events_are_sane(&mut w, &mut open);
         w.wait(500_000);
         events_are_sane(&w.out);
+        finding_events_are_sane(&mut w, &mut open);
     }
 }

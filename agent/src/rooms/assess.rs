@@ -397,7 +397,12 @@ impl RoomTable {
                 room.judgement.as_ref().and_then(|j| j.ends.as_ref()).is_some_and(|e| after(e.at, HEARTBEAT))
             }
             // Decode gives up in silence where it cannot send ABORT (before 0.5.13).
-            Class::AwaitingPrefill | Class::RanksDisagree | Class::PeerNotTold if !room.has_prefill => {
+            Class::AwaitingPrefill
+            | Class::RanksDisagree
+            | Class::PeerNotTold
+            | Class::StagingReplyMissing
+                if !room.has_prefill =>
+            {
                 !tells_abort(room) && after(last_asked, c.waiting_timeout)
             }
             _ => false,

@@ -317,8 +317,8 @@ impl RoomTable {
             finding.room_count = u32::try_from(cause.rooms.len()).unwrap_or(u32::MAX);
         }
         (finding.class, finding.confidence) = (class, confidence);
-        // That it was pinned by another room before does not make it younger.
-        finding.since = self.findings.told.get(&group).map_or(finding.since, |t| t.since.min(finding.since));
+        // Other rooms come and go: it keeps the moment that it was told with.
+        finding.since = self.findings.told.get(&group).map_or(finding.since, |t| t.since);
         Some(finding)
     }
 

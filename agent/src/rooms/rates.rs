@@ -247,6 +247,8 @@ impl RoomTable {
             ),
             format!("the last of them was for room {room}"),
             "decode holds the KV pages of each such room for those 30 s".to_owned(),
+            "prefill withholds the answer on purpose where a write to decode has failed: then the writes are what is wrong"
+                .to_owned(),
         ];
         evidence.push(if heard {
             "the rank has been heard to answer, so its answers can be seen".to_owned()

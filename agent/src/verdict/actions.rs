@@ -40,7 +40,8 @@ pub(crate) fn actions(f: &Facts, j: &Judgement) -> Vec<Action> {
 pub(crate) fn of_cause(class: Class, owes: &Party, act: &Party, rooms: u32) -> Vec<Action> {
     let mut list = Vec::new();
     if stops_all(class) {
-        list.push(abort_all(act, rooms, Phase::Transfer));
+        let phase = if class == Class::RanksDisagree { Phase::Conclude } else { Phase::Transfer };
+        list.push(abort_all(act, rooms, phase));
     }
     match class {
         // Prefill's socket to decode does not connect anew.
@@ -50,7 +51,7 @@ pub(crate) fn of_cause(class: Class, owes: &Party, act: &Party, rooms: u32) -> V
             list.push(look(
                 "roomtrace rooms --pinned".to_owned(),
                 "lists the rooms; each request is to be ended by itself at the side that still has it",
-            ))
+            ));
         }
         Class::EngineStalled => list.extend([look_at_threads(act), restart(act)]),
         _ => list.push(restart(act)),

@@ -11,7 +11,9 @@ use crate::verdict::candidates::candidates;
 use crate::verdict::explain_requests;
 use crate::verdict::explain_threads::{code, foreign_words, not_acknowledged, threads};
 use crate::verdict::facts::{Dummies, Facts, Sent};
-use crate::verdict::judge::{Judgement, OVERTAKEN, Who, acknowledges_abort, maybe_ignored};
+use crate::verdict::judge::{
+    AbortEffect, Judgement, OVERTAKEN, Who, abort_effect, acknowledges_abort, maybe_ignored,
+};
 use crate::verdict::model::{Class, Confidence, Party, Verdict};
 
 impl Facts {
@@ -147,6 +149,8 @@ fn abort(f: &Facts, lines: &mut Vec<String>) {
             "mori before 0.5.19 drops ABORT and goes on, later releases fail the room: the messages do not tell which"
                 .to_owned(),
         ),
+        None if abort_effect(f.backend, f.releases) == AbortEffect::Dropped && !a.before_metadata => lines
+            .push("mori before 0.5.19 drops ABORT as malformed: prefill goes on though decode has given up".to_owned()),
         None if a.generation => lines.push("no ABORT_ACK, though this ABORT asks for one".to_owned()),
         None => lines.push("no ABORT_ACK (an ABORT without generation need not get one)".to_owned()),
     }
@@ -343,13 +347,17 @@ fn limits(f: &Facts, j: &Judgement, lines: &mut Vec<String>) {
         Class::TransferNotConcluded
         | Class::TransferWorkerSilent
         | Class::ReceiverSilent
+        | Class::AbortIgnored
         | Class::AwaitingPrefill
             if j.confidence == Confidence::Possible =>
         {
             lines.push(
-            "from frames alone a prefill that queues or computes looks the same: silence is `possible` only"
+                "from frames alone a prefill that queues or computes looks the same: silence is `possible` only"
                     .to_owned(),
             );
+        }
+        Class::StagingReplyMissing => {
+            lines.push("decode may wait for staging space that other rooms hold".to_owned());
         }
         Class::AbortBeforeEntry if !f.request.is_open(Role::Prefill) => {
             lines.push("a client that hung up on both sides looks the same from frames alone".to_owned());

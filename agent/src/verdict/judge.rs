@@ -340,13 +340,31 @@ fn concluding(f: &Facts) -> Judgement {
 fn waiting(f: &Facts) -> Judgement {
     let class = if queued(f) {
         Class::Queued
+    } else if let Some(j) = staging(f) {
+        return j;
     } else if f.role == Role::Decode {
         if f.missing.is_empty() { Class::AwaitingPrefill } else { return metadata_incomplete(f) }
     } else {
-        separate(f)
+        match separate(f) {
+            Class::TransferNotConcluded if ignores_abort(f) => Class::AbortIgnored,
+            class => class,
+        }
     };
     let j = Draft::new(class, Confidence::Possible, Who::Prefill, Some(Kind::Status));
     j.ends(waiting_timer(f)).done(f)
+}
+
+/// Prefill has computed and asks decode where to put it, and decode does not say (M14). Decode may wait for room that others
+/// hold, so it stays silence.
+fn staging(f: &Facts) -> Option<Judgement> {
+    f.staging_wait.filter(|at| f.now.since(*at) >= f.limits.floor)?;
+    let (class, who) = (Class::StagingReplyMissing, Who::Decode);
+    Some(Draft::new(class, Confidence::Possible, who, Some(Kind::StagingRsp)).ends(waiting_timer(f)).done(f))
+}
+
+/// Whether prefill has dropped decode's ABORT and goes on for nobody (M6).
+fn ignores_abort(f: &Facts) -> bool {
+    f.abort.is_some_and(|a| !a.before_metadata) && abort_effect(f.backend, f.releases) == AbortEffect::Dropped
 }
 
 /// A queue that drains in order: rooms asked for earlier still conclude, those asked for later do not.

@@ -1,7 +1,7 @@
 //! Of the transfer: who is silent, who only queues, which ranks disagree.
 
 use roomtrace::rooms::model::{Outcome, Role};
-use roomtrace::sglang::message::{Backend, KvPoll, Message, StagingReq};
+use roomtrace::sglang::message::{Backend, Kind, KvPoll, Message, StagingReq, StagingRsp};
 use roomtrace::verdict::model::{Class, Confidence};
 
 use super::rooms_support::*;
@@ -235,16 +235,44 @@ fn a_slow_pair_raises_its_own_threshold() {
     assert!(v.evidence.iter().any(|e| e.contains("such phases of this pair")));
 }
 
+// staging_reply_missing
+
 #[test]
-fn staging_without_reply_is_the_first_candidate() {
+fn staging_without_reply_is_decodes_to_give() {
+    for sees in [Sees::Prefill, Sees::Decode, Sees::Both] {
+        let mut w = world(sees);
+        w.metadata(ROOM, &decode(0), &prefill(0));
+        w.wait(2000);
+        let m = StagingReq { room: ROOM, chunk: 0, pages: 8, session: &decode(0).session, pp_rank: None };
+        w.send(&prefill(0), &decode(0), Backend::Mooncake, (r(5, 10), r(5, 23)), Message::StagingReq(m));
+        w.to(11_500);
+        // It has had less than the floor to answer.
+        assert_ne!(w.class(ROOM), Some(Class::StagingReplyMissing), "{sees:?}");
+        if sees != Sees::Decode {
+            assert_eq!(w.verdict(ROOM).candidates[0].class, Class::StagingReplyMissing);
+        }
+        w.to(14_000);
+        let v = w.verdict(ROOM);
+        assert_eq!((v.class, v.confidence), (Class::StagingReplyMissing, Confidence::Possible), "{sees:?}");
+        assert_eq!(v.owed_by.unwrap().role, Some(Role::Decode));
+        assert_eq!((v.act_on.unwrap().role, v.expected), (Some(Role::Decode), Some(Kind::StagingRsp)));
+        w.never_paged(ROOM);
+    }
+}
+
+#[test]
+fn a_staging_reply_takes_it_back() {
     let mut w = world(Sees::Prefill);
     w.metadata(ROOM, &decode(0), &prefill(0));
-    let m = StagingReq { room: ROOM, chunk: 0, pages: 8, session: &decode(0).session, pp_rank: None };
+    let session = &decode(0).session;
+    let m = StagingReq { room: ROOM, chunk: 0, pages: 8, session, pp_rank: None };
     w.send(&prefill(0), &decode(0), Backend::Mooncake, (r(5, 10), r(5, 23)), Message::StagingReq(m));
-    w.to(11_000);
-    let v = w.verdict(ROOM);
-    assert_eq!(v.candidates[0].class, Class::StagingReplyMissing);
-    assert_eq!(v.candidates[0].owed_by, Some(Role::Decode));
+    w.to(12_000);
+    assert_eq!(w.class(ROOM), Some(Class::StagingReplyMissing));
+    let m = StagingRsp { room: ROOM, chunk: 0, offset: 0, round: 0, end: 8, session };
+    w.send(&decode(0), &prefill(0), Backend::Mooncake, (r(5, 10), r(5, 23)), Message::StagingRsp(m));
+    w.wait(2000);
+    assert_eq!(w.class(ROOM), Some(Class::TransferNotConcluded));
 }
 
 // ranks_disagree
