@@ -36,7 +36,11 @@ fn main() -> anyhow::Result<()> {
     // The other two are judged already: this process may count among the engines from here on.
     anyhow::ensure!(capture.watch_process(std::process::id())?, "no place in the table of processes");
     let mut streamed = streamed()?;
-    anyhow::ensure!(capture.sockets()?.http == 2, "the streamed answer is not followed: {:?}", capture.sockets());
+    anyhow::ensure!(
+        capture.sockets()?.http == 2,
+        "the streamed answer is not followed: {:?}",
+        capture.sockets()
+    );
     let mut unrelated = Vec::new();
     let mut muted = Vec::new();
     let mut captured = Vec::new();

@@ -66,6 +66,9 @@ enum Part {
     Absent(NotCaptured),
 }
 
+/// Where a call begins in its direction, its length, and what is there of it.
+type Call = (usize, usize, Part);
+
 use Part::{Absent, Ends, Whole};
 const MIDDLE: Part = Absent(NotCaptured::Middle);
 
@@ -120,14 +123,14 @@ impl Talk {
     }
 
     /// What the server received, and what it sent: where each call begins, and what of it is there.
-    fn at_server(&self, live: &mut Live) -> (Vec<(usize, usize, Part)>, Vec<(usize, usize, Part)>) {
+    fn at_server(&self, live: &mut Live) -> (Vec<Call>, Vec<Call>) {
         live.drain();
         let socket = self.server_socket(live);
         (calls(live, socket, Received, &self.asked), calls(live, socket, Sent, &self.answered))
     }
 
     /// What the client sent, and what it received.
-    fn at_client(&self, live: &mut Live) -> (Vec<(usize, usize, Part)>, Vec<(usize, usize, Part)>) {
+    fn at_client(&self, live: &mut Live) -> (Vec<Call>, Vec<Call>) {
         live.drain();
         let socket = self.client_socket(live);
         (calls(live, socket, Sent, &self.asked), calls(live, socket, Received, &self.answered))
@@ -143,7 +146,7 @@ fn read(from: &TcpStream, len: usize) {
 }
 
 /// Each call of one direction: start, length and what is there; all bytes that are there are compared with `truth`.
-fn calls(live: &Live, socket: SocketId, way: Direction, truth: &[u8]) -> Vec<(usize, usize, Part)> {
+fn calls(live: &Live, socket: SocketId, way: Direction, truth: &[u8]) -> Vec<Call> {
     let mut base = None;
     let mut out = Vec::new();
     for event in live.of(socket) {
@@ -183,12 +186,12 @@ fn with_port(events: &[Seen], port: u16) -> Vec<&Seen> {
     events.iter().filter(|e| e.addresses.local.port() == port || e.addresses.peer.port() == port).collect()
 }
 
-fn parts(calls: &[(usize, usize, Part)]) -> Vec<Part> {
+fn parts(calls: &[Call]) -> Vec<Part> {
     calls.iter().map(|c| c.2.clone()).collect()
 }
 
 /// Asserts that the calls follow one another from the first byte to the last.
-fn assert_gapless(calls: &[(usize, usize, Part)], len: usize) {
+fn assert_gapless(calls: &[Call], len: usize) {
     let end = calls.iter().fold(0, |at, (start, len, _)| {
         assert_eq!(*start, at, "{calls:?}");
         start + len
@@ -204,10 +207,7 @@ fn a_small_request_and_its_answer_are_there_whole_at_both_ends() {
     talk.ask(REQUEST);
     talk.answer(OK);
     talk.answer(b"{}");
-    let expected = (
-        vec![(0, REQUEST.len(), Whole)],
-        vec![(0, OK.len(), Whole), (OK.len(), 2, Whole)],
-    );
+    let expected = (vec![(0, REQUEST.len(), Whole)], vec![(0, OK.len(), Whole), (OK.len(), 2, Whole)]);
     assert_eq!(talk.at_server(&mut live), expected);
     assert_eq!(talk.at_client(&mut live), expected);
     assert_eq!(live.capture.sockets().unwrap().http, before + 2);
@@ -574,9 +574,9 @@ fn hang_ups_are_told_with_where_the_streams_stand() {
             (s.sequence.write.wrapping_sub(opened.write), s.sequence.copied.wrapping_sub(opened.copied))
         })
     };
-    assert!(live.until(|events| events
-        .iter()
-        .any(|e| e.socket == server && e.state().is_some_and(|s| s.new == TcpState::CloseWait))));
+    assert!(live.until(|events| {
+        events.iter().any(|e| e.socket == server && e.state().is_some_and(|s| s.new == TcpState::CloseWait))
+    }));
     // Where it stood although the last calls were muted.
     assert_eq!(fin(&live), Some((talk.answered.len() as u32, talk.asked.len() as u32)));
 
@@ -601,7 +601,8 @@ fn http_of_other_processes_is_nothing_and_their_end_of_an_engines_connection_nei
     let Some(mut live) = watching() else { return };
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
-    let talk = format!("exec 3<>/dev/tcp/127.0.0.1/{port}; printf 'GET / HTTP/1.1\\r\\n\\r\\n' >&3; read -r <&3");
+    let talk =
+        format!("exec 3<>/dev/tcp/127.0.0.1/{port}; printf 'GET / HTTP/1.1\\r\\n\\r\\n' >&3; read -r <&3");
     let mut child = Command::new("bash").args(["-c", &talk]).spawn().unwrap();
     let (mut server, peer) = listener.accept().unwrap();
     read(&server, 18);
@@ -618,6 +619,17 @@ fn http_of_other_processes_is_nothing_and_their_end_of_an_engines_connection_nei
     talk.answer(OK);
     live.drain();
     assert!(with_port(&live.events, talk.server.local_addr().unwrap().port()).is_empty());
+
+    // An endpoint of which METADATA told: the attempt is of interest, HTTP to it is not.
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = listener.local_addr().unwrap();
+    assert!(live.capture.watch_endpoint(at).unwrap());
+    let mut talk = Talk::on(&listener);
+    live.capture.forget_endpoint(at);
+    talk.ask(REQUEST);
+    live.drain();
+    let client = talk.client_socket(&live);
+    assert!(live.of(client).all(|e| e.state().is_some()), "{:#?}", live.events);
 }
 
 #[test]

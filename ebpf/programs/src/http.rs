@@ -68,9 +68,8 @@ pub unsafe fn muted(sk: Sock, result: i32, way: u8) -> bool {
 #[inline(always)]
 pub unsafe fn enough(sk: Sock, socket: *const Socket, result: i32, way: u8) -> bool {
     let answers = if way == direction::SENT { mark::ANSWERS } else { mark::ASKS };
-    let enough = (*socket).answered >= ANSWER_CALLS
-        && result > LAST_CHUNK as i32
-        && (*socket).flags & answers != 0;
+    let enough =
+        (*socket).answered >= ANSWER_CALLS && result > LAST_CHUNK as i32 && (*socket).flags & answers != 0;
     if enough {
         mute(sk, way);
     }
@@ -165,11 +164,8 @@ pub unsafe fn share(sk: Sock, socket: *mut Socket, moved: &Moved, source: &mut S
         orient(socket, moved.way, begin(&head));
     }
     let flags = (*socket).flags;
-    let (asks, answers) = if moved.way == direction::SENT {
-        (mark::ASKS, mark::ANSWERS)
-    } else {
-        (mark::ANSWERS, mark::ASKS)
-    };
+    let (asks, answers) =
+        if moved.way == direction::SENT { (mark::ASKS, mark::ANSWERS) } else { (mark::ANSWERS, mark::ASKS) };
     if flags & asks != 0 {
         unmute(sk, socket);
     } else if flags & answers != 0 {
