@@ -87,3 +87,16 @@ fn a_full_table_of_endpoints_is_said_and_counted() {
     live.capture.forget_endpoint(endpoint(1));
     assert!(live.capture.watch_endpoint(endpoint(5000)).unwrap());
 }
+
+#[test]
+fn a_full_table_of_processes_is_said_and_counted() {
+    let Some(mut live) = live::start(&CaptureConfig::default()) else { return };
+    // Above the kernel's greatest process id (`PID_MAX_LIMIT`, include/linux/threads.h).
+    let pid = |n: u32| (4 << 20) + n;
+    let taken = (1..=1100).filter(|n| live.capture.watch_process(pid(*n)).unwrap()).count();
+    assert_eq!(taken, 1024);
+    assert!(live.capture.watch_process(pid(1)).unwrap(), "one that is there already needs no place");
+    assert_eq!(live.capture.counters().unwrap().processes_refused, 1100 - 1024);
+    live.capture.forget_process(pid(1));
+    assert!(live.capture.watch_process(pid(1100)).unwrap());
+}

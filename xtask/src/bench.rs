@@ -75,6 +75,7 @@ fn kernel() -> Result<()> {
     for (key, bar) in [
         ("empty_ns", ""),
         ("unrelated_send_above_empty_ns", "bar: at most 15"),
+        ("muted_send_above_empty_ns", "bar: at most 15"),
         ("captured_send_ns", ""),
         ("captured_receive_ns", ""),
         ("captured_send_and_receive_ns", "bar: at most 1500"),

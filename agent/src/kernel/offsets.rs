@@ -41,6 +41,7 @@ pub(super) fn resolve(btf: &Btf) -> Result<Offsets, KernelError> {
         sk_flags: sock.at("__sk_common.skc_flags")?,
         sk_socket: sock.at("sk_socket")?,
         sk_bpf_storage: sock.at("sk_bpf_storage")?,
+        sk_cookie: sock.at("__sk_common.skc_cookie")?,
         net_inum: Structure::named(btf, "net")?.at("ns.inum")?,
         socket_sk: socket.at("sk")?,
         socket_file: socket.at("file")?,

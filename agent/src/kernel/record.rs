@@ -147,7 +147,7 @@ fn address(bytes: &[u8; 16], port: u16, flags: u8) -> SocketAddr {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
+    #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
     use super::*;
     use proptest::prelude::*;

@@ -164,8 +164,8 @@ impl Live {
     pub fn coverage(&self, socket: SocketId, direction: Direction, truth: &[u8]) -> Coverage {
         let base = self
             .of(socket)
-            .find_map(Seen::state)
-            .filter(|s| s.new == TcpState::Established)
+            .filter_map(Seen::state)
+            .find(|s| s.new == TcpState::Established)
             .map(|s| if direction == Direction::Sent { s.sequence.write } else { s.sequence.copied })
             .expect("the connection was seen when it was established");
         let mut coverage = Coverage { length: truth.len(), ..Coverage::default() };

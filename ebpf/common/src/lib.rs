@@ -47,6 +47,10 @@ pub const SAMPLE_EVERY: u64 = 128;
 /// CPUs that have their own cost slot; higher numbers share one (the counts are then approximate).
 pub const COST_SLOTS: usize = 128;
 
+/// Places of the table in which the programs find sockets whose answer is muted without a look-up. Sockets that share
+/// one cost more, nothing else.
+pub const MUTED_SLOTS: usize = 4096;
+
 /// [`Record::kind`].
 pub mod kind {
     /// A call moved bytes.
@@ -398,9 +402,17 @@ pub struct Settings {
     pub group_dead: u32,
     /// 1: HTTP of engine processes is followed; 0: it is forgotten.
     pub requests: u32,
+    /// Zero; here or not, so that the words before `prefixes` are even in number.
+    pub pad: u32,
     /// Comm prefixes of engine processes.
     pub prefixes: [Prefix; PREFIXES],
 }
+
+const _: () = assert!(
+    size_of::<Settings>()
+        == size_of::<Offsets>() + size_of::<Calls>() + 6 * size_of::<u32>() + PREFIXES * size_of::<Prefix>(),
+    "padding would be left implicit: add or take `pad`"
+);
 
 /// A comm prefix as two words of value and mask.
 #[repr(C)]
@@ -432,7 +444,7 @@ words! {
     #[allow(missing_docs, reason = "the names are the kernel's, `structure_member`")]
     pub struct Offsets {
         sk_family, sk_state, sk_num, sk_dport, sk_daddr, sk_rcv_saddr, sk_v6_daddr, sk_v6_rcv_saddr, sk_net,
-        sk_protocol, sk_err, sk_flags, sk_socket, sk_bpf_storage,
+        sk_protocol, sk_err, sk_flags, sk_socket, sk_bpf_storage, sk_cookie,
         net_inum,
         socket_sk, socket_file,
         tcp_sport, tcp_write_seq, tcp_snd_una, tcp_copied_seq, tcp_rcv_nxt, tcp_bytes_acked, tcp_bytes_received,

@@ -2,8 +2,8 @@
 
 use aya_ebpf::helpers::generated as g;
 use roomtrace_common::{
-    CALLER_EVERY, CLASSES, Caller, END, Ends, PIECES, RECORD, Record, Socket, counter, flag, kind, mark, reason,
-    state,
+    CALLER_EVERY, CLASSES, Caller, END, Ends, PIECES, RECORD, Record, Socket, counter, flag, kind, mark,
+    reason, state,
 };
 
 use crate::call::{Piece, Source};

@@ -4,12 +4,13 @@
 //! is user space's business.
 
 use roomtrace_common::{
-    ANSWER_BYTES, ANSWER_CALLS, LAST_CHUNK, Socket, direction, mark, reason, state,
+    ANSWER_BYTES, ANSWER_CALLS, LAST_CHUNK, MUTED_SLOTS, Socket, direction, mark, reason, state,
 };
 
 use crate::call::Source;
 use crate::emit::Moved;
-use crate::maps::{enter, setting};
+use crate::kernel::Sock;
+use crate::maps::{MUTED, enter, setting};
 
 const PRI: u32 = u32::from_ne_bytes(*b"PRI ");
 const GET: u32 = u32::from_ne_bytes(*b"GET ");
@@ -42,12 +43,55 @@ pub unsafe fn wanted(socket: *const Socket) -> bool {
     setting!(requests) != 0 && (*socket).flags & mark::OURS != 0
 }
 
+/// What stands in [`MUTED`] for one direction of a socket: never zero, and never another socket's, for cookies are given
+/// out once.
+#[inline(always)]
+const fn key(cookie: u64, way: u8) -> u64 {
+    cookie | (1 + way as u64) << 62
+}
+
+/// Where it would stand. Cookies come in runs of 4096 for each CPU (`include/linux/cookie.h`).
+#[inline(always)]
+unsafe fn slot(cookie: u64) -> *mut u64 {
+    (&raw mut MUTED).cast::<u64>().add((cookie ^ cookie >> 12) as usize & (MUTED_SLOTS - 1))
+}
+
 /// Whether this call belongs to an answer of which enough was shipped. Asked before anything else is looked at, so that
 /// a streamed answer costs what an unrelated connection does.
 #[inline(always)]
-pub unsafe fn muted(socket: *const Socket, result: i32, way: u8) -> bool {
+pub unsafe fn muted(sk: Sock, result: i32, way: u8) -> bool {
+    let cookie = sk.cookie_there();
+    *slot(cookie) == key(cookie, way) && result > LAST_CHUNK as i32
+}
+
+/// The same, from what is remembered of the socket: another one has its place in the table.
+#[inline(always)]
+pub unsafe fn enough(sk: Sock, socket: *const Socket, result: i32, way: u8) -> bool {
     let answers = if way == direction::SENT { mark::ANSWERS } else { mark::ASKS };
-    (*socket).answered >= ANSWER_CALLS && result > LAST_CHUNK as i32 && (*socket).flags & answers != 0
+    let enough =
+        (*socket).answered >= ANSWER_CALLS && result > LAST_CHUNK as i32 && (*socket).flags & answers != 0;
+    if enough {
+        mute(sk, way);
+    }
+    enough
+}
+
+#[inline(always)]
+unsafe fn mute(sk: Sock, way: u8) {
+    let cookie = sk.cookie_there();
+    *slot(cookie) = key(cookie, way);
+}
+
+/// A new answer begins.
+#[inline(always)]
+unsafe fn unmute(sk: Sock, socket: *mut Socket) {
+    (*socket).answered = 0;
+    let cookie = sk.cookie_there();
+    let slot = slot(cookie);
+    // Of either direction.
+    if *slot << 2 == cookie << 2 {
+        *slot = 0;
+    }
 }
 
 /// Whether a direction that begins with these `n` bytes carries HTTP/1: with a capital letter, as every method in use
@@ -88,11 +132,11 @@ fn word(head: &[u8; 16], at: usize) -> u32 {
 
 /// From now on the socket carries HTTP.
 #[inline(always)]
-pub unsafe fn follow(socket: *mut Socket) {
+pub unsafe fn follow(sk: Sock, socket: *mut Socket) {
     enter(socket, state::HTTP);
     // User space may change its mind at any later request: these are few.
     (*socket).look_ups = 1;
-    (*socket).answered = 0;
+    unmute(sk, socket);
     let flags = (*socket).flags;
     if flags & mark::FRESH != 0 {
         (*socket).flags |= if flags & mark::ACTIVE != 0 { mark::ASKS } else { mark::ANSWERS };
@@ -111,7 +155,7 @@ pub unsafe fn orient(socket: *mut Socket, way: u8, begin: Begin) {
 
 /// Decides how much of a call on an HTTP socket is shipped: may take the bytes out of the record.
 #[inline(always)]
-pub unsafe fn share(socket: *mut Socket, moved: &Moved, source: &mut Source) {
+pub unsafe fn share(sk: Sock, socket: *mut Socket, moved: &Moved, source: &mut Source) {
     if (*socket).flags & (mark::ASKS | mark::ANSWERS) == 0 {
         let mut head = [0u8; 16];
         if source.reason == reason::NONE {
@@ -120,13 +164,10 @@ pub unsafe fn share(socket: *mut Socket, moved: &Moved, source: &mut Source) {
         orient(socket, moved.way, begin(&head));
     }
     let flags = (*socket).flags;
-    let (asks, answers) = if moved.way == direction::SENT {
-        (mark::ASKS, mark::ANSWERS)
-    } else {
-        (mark::ANSWERS, mark::ASKS)
-    };
+    let (asks, answers) =
+        if moved.way == direction::SENT { (mark::ASKS, mark::ANSWERS) } else { (mark::ANSWERS, mark::ASKS) };
     if flags & asks != 0 {
-        (*socket).answered = 0;
+        unmute(sk, socket);
     } else if flags & answers != 0 {
         let before = (*socket).answered;
         if before < ANSWER_CALLS {

@@ -127,6 +127,12 @@ impl Sock {
         if socket.is_null() { 0 } else { load(socket, setting!(at.socket_file)) }
     }
 
+    /// Its cookie, 0 if nobody has asked for it yet: one load.
+    #[inline(always)]
+    pub unsafe fn cookie_there(self) -> u64 {
+        load(self.0, setting!(at.sk_cookie))
+    }
+
     #[inline(always)]
     pub unsafe fn cookie(self) -> u64 {
         g::bpf_get_socket_cookie(self.0.cast_mut().cast())

@@ -6,7 +6,10 @@ use core::ptr;
 use aya_ebpf::helpers::generated as g;
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::{HashMap, LruHashMap, PerCpuArray, RingBuf};
-use roomtrace_common::{ASKED as MOST_ASKED, COST_SLOTS, Cost, Endpoint, Settings, Socket, counter, mark, program, state};
+use roomtrace_common::{
+    ASKED as MOST_ASKED, COST_SLOTS, Cost, Endpoint, MUTED_SLOTS, Settings, Socket, counter, mark, program,
+    state,
+};
 
 use crate::kernel::Sock;
 
@@ -32,6 +35,12 @@ pub static COUNTERS: PerCpuArray<u64> = PerCpuArray::with_max_entries(counter::C
 #[unsafe(no_mangle)]
 pub static mut COSTS: [[Cost; program::COUNT]; COST_SLOTS] =
     [[Cost { runs: 0, sampled: 0, nanos: 0, pad: 0 }; program::COUNT]; COST_SLOTS];
+
+/// Sockets whose HTTP answer is muted, and in which direction: the cheapest look-up there is, because a socket's storage
+/// costs more than a muted call may. A section of its own, so that [`COSTS`] stays alone in its.
+#[unsafe(no_mangle)]
+#[unsafe(link_section = ".bss.muted")]
+pub static mut MUTED: [u64; MUTED_SLOTS] = [0; MUTED_SLOTS];
 
 /// User space's answers by cookie. Least recently used: an answer for a socket that never calls again goes.
 #[map]
@@ -82,9 +91,12 @@ fn sockets() -> *mut c_void {
 /// What is remembered of `sk`; null: nothing.
 #[inline(always)]
 pub unsafe fn known(sk: Sock) -> *mut Socket {
-    if !sk.has_storage() {
-        return ptr::null_mut();
-    }
+    if sk.has_storage() { stored(sk) } else { ptr::null_mut() }
+}
+
+/// As [`known`], of a socket that has some storage.
+#[inline(always)]
+pub unsafe fn stored(sk: Sock) -> *mut Socket {
     g::bpf_sk_storage_get(sockets(), sk.0.cast_mut().cast(), ptr::null_mut(), 0).cast()
 }
 

@@ -8,7 +8,7 @@ use crate::emit::{self, Moved};
 use crate::greeting::{self, Greeting};
 use crate::http::{self, Begin};
 use crate::kernel::{Sock, Task, Tcp};
-use crate::maps::{JUDGEMENTS, count, enter, forget, known, setting};
+use crate::maps::{JUDGEMENTS, count, enter, forget, setting, stored};
 
 /// Calls during which a judgement is still looked up after the greeting was recognised.
 const PROBATION: u32 = 64;
@@ -18,12 +18,15 @@ const CALL: u32 = 1024;
 /// A call on `sk` returned `result`.
 #[inline(always)]
 pub unsafe fn moved(sk: Sock, result: i32, flags: i32, way: u8) {
-    let socket = known(sk);
+    if !sk.has_storage() || http::muted(sk, result, way) {
+        return;
+    }
+    let socket = stored(sk);
     if socket.is_null() {
         return;
     }
     let now = (*socket).state;
-    if now == state::HTTP && http::muted(socket, result, way) {
+    if now == state::HTTP && http::enough(sk, socket, result, way) {
         return;
     }
     if result <= 0 || flags & (MSG_PEEK | MSG_ERRQUEUE) != 0 {
@@ -80,7 +83,7 @@ unsafe fn judge(sk: Sock, socket: *mut Socket, moved: &Moved, source: &mut Sourc
         return false;
     }
     if (*socket).state == state::HTTP {
-        http::share(socket, moved, source);
+        http::share(sk, socket, moved, source);
     } else if moved.len > WHOLE && source.reason == reason::NONE {
         source.reason = reason::TOO_LONG;
     }
@@ -99,7 +102,7 @@ unsafe fn heed(sk: Sock, socket: *mut Socket, answer: u32) -> bool {
     }
     if answer == judgement::HTTP && setting!(requests) != 0 {
         if (*socket).state != state::HTTP {
-            http::follow(socket);
+            http::follow(sk, socket);
         }
         return true;
     }
@@ -124,7 +127,7 @@ unsafe fn pending(sk: Sock, socket: *mut Socket, moved: &Moved, source: &mut Sou
             }
             Greeting::Other if http::wanted(socket) => {
                 if http::opens(&head, n) {
-                    http::follow(socket);
+                    http::follow(sk, socket);
                 } else {
                     (*socket).flags |= mark::STRANGE;
                     (*socket).budget = setting!(fresh_budget);
@@ -140,7 +143,7 @@ unsafe fn pending(sk: Sock, socket: *mut Socket, moved: &Moved, source: &mut Sou
         if http::wanted(socket) {
             let begin = http::begin(&head);
             if begin != Begin::Other {
-                http::follow(socket);
+                http::follow(sk, socket);
                 http::orient(socket, moved.way, begin);
                 return true;
             }

@@ -66,7 +66,6 @@ unsafe fn tell(sk: Sock, socket: *const Socket, which: u8, at: u64) {
         return;
     }
     let new = sk.state();
-    let states =
-        States { kind: kind::TROUBLE, old: which, new, at, base: None, stand: None, more: [0, 0] };
+    let states = States { kind: kind::TROUBLE, old: which, new, at, base: None, stand: None, more: [0, 0] };
     emit::states(sk, tcp, (*socket).cookie, &states, None);
 }
