@@ -64,6 +64,8 @@ const BLIND_CALLS: u32 = 8;
 const DOUBT_CALLS: u32 = 256;
 /// … or so many bytes. A rank's connection shows one at its first call that begins at a message.
 const DOUBT_BYTES: u64 = 256 << 10;
+/// A call counts no more of them than can be shipped of it.
+const DOUBT_CALL: u64 = 8 << 10;
 
 /// Judgements kept until they are fetched.
 const JUDGEMENTS: usize = 65_536;
@@ -599,7 +601,8 @@ impl Shared {
         // A large body of what may be a message is no reason for doubt.
         let unfinished = socket.sent.decoder.is_unfinished() || socket.received.decoder.is_unfinished();
         if !unfinished {
-            socket.doubt_bytes = socket.doubt_bytes.saturating_add(u64::from(bytes.len));
+            // Of a call that is too long to be shipped only its length is known: the body of a request may be under way.
+            socket.doubt_bytes = socket.doubt_bytes.saturating_add(u64::from(bytes.len).min(DOUBT_CALL));
         }
         if socket.doubt_calls >= BLIND_CALLS && !socket.heard {
             self.neither(at, id, socket, sink);

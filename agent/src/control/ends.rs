@@ -40,8 +40,8 @@ impl Shared {
         bytes: &Bytes<'_>,
         sink: &mut impl FnMut(Input<'_>),
     ) {
-        let asks = |web: &&mut Box<Web>| web.requests() == bytes.direction && web.awaits_request();
-        if socket.web.as_mut().filter(asks).is_none() {
+        let asks = |web: &&Box<Web>| web.requests() == bytes.direction && web.may_have_missed();
+        if socket.web.as_ref().filter(asks).is_none() {
             return;
         }
         let (direction, end) = match bytes.direction {

@@ -207,3 +207,15 @@ impl Socket {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_socket_is_small_and_an_idle_http_connection_little_more() {
+        // 65 536 of them at most.
+        assert!(size_of::<Socket>() <= 640, "{}", size_of::<Socket>());
+        assert!(size_of::<Web>() <= 512, "{}", size_of::<Web>());
+    }
+}

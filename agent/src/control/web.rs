@@ -186,9 +186,9 @@ impl Web {
         self.decoder.requests().is_none() && self.decoder.is_lost()
     }
 
-    /// Whether the next byte of that stream begins a request.
-    pub(super) const fn awaits_request(&self) -> bool {
-        self.decoder.awaits_request()
+    /// Whether the next byte of that stream begins a request, and an answer may have passed unseen before it.
+    pub(super) fn may_have_missed(&self) -> bool {
+        self.decoder.awaits_request() && !self.decoder.is_settled()
     }
 
     pub(super) const fn state(&self) -> ConnectionState {
