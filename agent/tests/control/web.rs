@@ -557,6 +557,14 @@ fn what_is_held_is_bounded_over_all_connections_and_idle_ones_cost_little() {
     }
     assert!(rig.control.held_bytes() <= 210_000, "{}", rig.control.held_bytes());
     assert!(rig.control.counters().http_memory > 0);
+    // One that was given up is joined again, and no number of a request is used twice.
+    let mut rig = Rig::with(Limits { partial_bytes: 3_000, ..Limits::default() });
+    rig.state(TcpState::SynRecv, TcpState::Established);
+    rig.ask(&generate(7));
+    rig.move_ends(Direction::Received, &whole[..90_000], 1024, 4096);
+    assert_eq!(rig.control.counters().http_memory, 1);
+    rig.ask(&generate(8));
+    assert_eq!(rig.web(), ["s0 asked 7 Whole [r7]", "s0 out of sight", "s2 asked 8 Whole [r8]"]);
     let mut rig = Rig::new();
     for id in 0..1_000 {
         rig.id = SocketId(id);
