@@ -95,6 +95,7 @@ impl Stream {
 
 /// One socket.
 #[derive(Debug)]
+#[allow(clippy::struct_excessive_bools, reason = "independent of each other")]
 pub(super) struct Socket {
     pub(super) addresses: Addresses,
     pub(super) netns: u32,

@@ -357,13 +357,11 @@ impl<F: FnMut(Input<'_>)> Tell<'_, F> {
     /// The status of the answer to a whole request is known.
     fn status(&mut self, ask: &Ask, status: u16) {
         match &ask.what {
-            What::Work => {}
-            // Lasts until its answer is over.
-            What::Control(Some(call)) if **call == Control::UpdateWeights => {}
-            What::Control(Some(call)) => {
+            // Weights change until the answer is over.
+            What::Control(Some(call)) if **call != Control::UpdateWeights => {
                 self.request(ask.n, RequestStep::Control { call, status: Some(status) });
             }
-            What::Control(None) => {}
+            What::Work | What::Control(_) => {}
             _ if status != 200 => self.bootstrap(ask.n, BootstrapStep::Refused(status)),
             What::Rank(Some(rank)) => self.bootstrap(ask.n, BootstrapStep::Rank(rank)),
             What::DpRank(Some((room, rank))) => {
