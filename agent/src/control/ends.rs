@@ -20,11 +20,10 @@ const fn ending(change: StateChange) -> Option<Ending> {
     use TcpState::{Close, CloseWait, Closing, Established, FinWait1, LastAck, TimeWait};
     Some(match (change.new, change.error) {
         (FinWait1 | LastAck, _) => Ending::Fin(Direction::Sent),
-        (CloseWait | Closing | TimeWait, _) => Ending::Fin(Direction::Received),
         (Close, ECONNRESET | EPIPE) => Ending::Reset(Some(Direction::Received)),
         // A close with bytes unread, or without lingering, sends a reset (`tcp_close`, `tcp_disconnect`).
         (Close, 0) if matches!(change.old, Established | CloseWait) => Ending::Reset(Some(Direction::Sent)),
-        (Close, 0) => Ending::Fin(Direction::Received),
+        (CloseWait | Closing | TimeWait, _) | (Close, 0) => Ending::Fin(Direction::Received),
         // A time-out, or a route that went away: nobody has ended it.
         (Close, _) => Ending::Reset(None),
         _ => return None,
@@ -40,8 +39,8 @@ impl Shared {
         bytes: &Bytes<'_>,
         sink: &mut impl FnMut(Input<'_>),
     ) {
-        let asks = |web: &&mut Box<Web>| web.requests() == bytes.direction && web.awaits_request();
-        if socket.web.as_mut().filter(asks).is_none() {
+        let asks = |web: &Web| web.requests() == bytes.direction && web.may_have_missed();
+        if !socket.web.as_deref().is_some_and(asks) {
             return;
         }
         let (direction, end) = match bytes.direction {

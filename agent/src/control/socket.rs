@@ -95,6 +95,7 @@ impl Stream {
 
 /// One socket.
 #[derive(Debug)]
+#[allow(clippy::struct_excessive_bools, reason = "independent of each other")]
 pub(super) struct Socket {
     pub(super) addresses: Addresses,
     pub(super) netns: u32,
@@ -205,5 +206,17 @@ impl Socket {
         } else {
             ConnectionState::Pending
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_socket_is_small_and_an_idle_http_connection_little_more() {
+        // 65 536 of them at most.
+        assert!(size_of::<Socket>() <= 640, "{}", size_of::<Socket>());
+        assert!(size_of::<Web>() <= 512, "{}", size_of::<Web>());
     }
 }

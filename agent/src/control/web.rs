@@ -186,9 +186,9 @@ impl Web {
         self.decoder.requests().is_none() && self.decoder.is_lost()
     }
 
-    /// Whether the next byte of that stream begins a request.
-    pub(super) const fn awaits_request(&self) -> bool {
-        self.decoder.awaits_request()
+    /// Whether the next byte of that stream begins a request, and an answer may have passed unseen before it.
+    pub(super) fn may_have_missed(&self) -> bool {
+        self.decoder.awaits_request() && !self.decoder.is_settled()
     }
 
     pub(super) const fn state(&self) -> ConnectionState {
@@ -357,13 +357,11 @@ impl<F: FnMut(Input<'_>)> Tell<'_, F> {
     /// The status of the answer to a whole request is known.
     fn status(&mut self, ask: &Ask, status: u16) {
         match &ask.what {
-            What::Work => {}
-            // Lasts until its answer is over.
-            What::Control(Some(call)) if **call == Control::UpdateWeights => {}
-            What::Control(Some(call)) => {
+            // Weights change until the answer is over.
+            What::Control(Some(call)) if **call != Control::UpdateWeights => {
                 self.request(ask.n, RequestStep::Control { call, status: Some(status) });
             }
-            What::Control(None) => {}
+            What::Work | What::Control(_) => {}
             _ if status != 200 => self.bootstrap(ask.n, BootstrapStep::Refused(status)),
             What::Rank(Some(rank)) => self.bootstrap(ask.n, BootstrapStep::Rank(rank)),
             What::DpRank(Some((room, rank))) => {

@@ -190,6 +190,11 @@ impl Decoder {
         self.asks.is_between() || self.asks.stage().is_lost()
     }
 
+    /// Whether every request has been answered, and nothing of an answer can have passed unseen since.
+    pub fn is_settled(&self) -> bool {
+        self.open.is_empty() && self.answers.is_between()
+    }
+
     /// Whether the position in the stream of the requests is lost, or not yet known.
     pub const fn is_lost(&self) -> bool {
         self.asks.stage().is_lost()

@@ -60,7 +60,7 @@ fn a_muted_answer_that_may_be_over_is_no_hang_up() {
     let mut rig = server();
     rig.ask(&generate(7));
     rig.send(STREAM_HEAD);
-    rig.send_muted(&[b'x'; 1_000]);
+    rig.send_muted(1_000);
     rig.web();
     rig.una = rig.sent;
     rig.peer_fin(TcpState::Established, TcpState::CloseWait, 0);
@@ -69,7 +69,7 @@ fn a_muted_answer_that_may_be_over_is_no_hang_up() {
     let mut rig = server();
     rig.ask(&generate(7));
     rig.send(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n");
-    rig.send_muted(&[b'x'; 999]);
+    rig.send_muted(999);
     rig.web();
     rig.una = rig.sent;
     rig.peer_fin(TcpState::Established, TcpState::CloseWait, 0);
@@ -222,7 +222,6 @@ fn no_byte_of_a_prompt_is_in_any_state_or_input() {
     let text = format!("{SECRET} ").repeat(30_000);
     let body = format!(r#"{{"{SECRET}":"{text}","x":"{text}","bootstrap_room":7,"z":"{SECRET}"}}"#);
     let whole = post(&format!("/generate?{SECRET}"), &body);
-    let mut rig = server();
     let mut inputs = String::new();
     for cut in [30, 100, whole.len() - 100, whole.len()] {
         let mut rig = server();

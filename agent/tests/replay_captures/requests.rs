@@ -8,7 +8,6 @@ use roomtrace::replay::Replay;
 use roomtrace::rooms::model::{Input, RequestStep};
 
 use super::talk::{CLIENT, SERVER, Talk};
-use super::write::{Layer, pcap};
 
 fn told(talk: &Talk) -> [Vec<String>; 2] {
     let file = talk.file();
