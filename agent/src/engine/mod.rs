@@ -11,7 +11,7 @@ mod scan;
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender, TrySendError};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -41,7 +41,7 @@ pub struct Settings {
     /// How often each engine is asked; `None`: never.
     pub ask_every: Option<Duration>,
     /// `/proc`, or what stands for it.
-    pub proc: PathBuf,
+    pub proc: String,
 }
 
 /// What was found.
@@ -222,7 +222,7 @@ fn report(to: &SyncSender<Report>, report: Report, held: &mut u64, listens: &mut
 }
 
 struct Asker {
-    proc: PathBuf,
+    proc: String,
     every: Duration,
     shared: Arc<Mutex<Shared>>,
     reports: SyncSender<Report>,
@@ -249,7 +249,7 @@ impl Asker {
 
     /// Asks one engine; `false`: nobody listens any more.
     fn ask(&self, target: &Target) -> bool {
-        let address = address(&self.proc, target);
+        let address = address(Path::new(&self.proc), target);
         let answer = address.clone().and_then(ask::gauges);
         let gauges = match answer {
             Ok(gauges) => EngineGauges { server: target.pid, address: address.clone().ok(), ..gauges },
