@@ -1,6 +1,12 @@
 //! Engines found on the running host: processes that are started, named and placed as an engine's are, and a server that
 //! answers as an engine's does. A Python package of the same name stands for the engine.
-#![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr, reason = "tests")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::print_stderr,
+    reason = "tests"
+)]
 
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
@@ -93,7 +99,7 @@ fn until<T>(engines: &Engines, mut wanted: impl FnMut(Report) -> Option<T>) -> T
         if let Some(found) = engines.reports().find_map(&mut wanted) {
             return found;
         }
-        assert!(began.elapsed() < Duration::from_secs(60), "{:?}", engines.standing());
+        assert!(began.elapsed() < Duration::from_mins(1), "{:?}", engines.standing());
         std::thread::sleep(Duration::from_millis(20));
     }
 }
