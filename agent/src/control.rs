@@ -332,6 +332,8 @@ impl Control {
             return;
         }
         let Some(socket) = self.sockets.get_mut(event.socket, event.at) else { return };
+        // Whose it is, also if nothing is ever said on it.
+        socket.task = event.task;
         let Sequence { write, una, copied, rcv_nxt } = found.sequence;
         socket.sent.idle = (write == una).then_some((write, event.at));
         socket.received.idle = (copied == rcv_nxt).then_some((copied, event.at));

@@ -4,7 +4,13 @@
 
 mod rooms_support;
 
-use roomtrace::event::{Addresses, Direction, Mono, SocketId};
+use roomtrace::control::Limits;
+use roomtrace::event::{
+    Addresses, Direction, Event as Happened, Found, Mono, SECOND, Sequence, SocketEvent, SocketId, TcpState,
+    What,
+};
+use roomtrace::pipeline::Pipeline;
+use roomtrace::rooms::Config;
 use roomtrace::rooms::model::{
     Connection, EngineGauges, EngineProcess, FindingEvent, Input, Place, Role, Unreadable,
 };
@@ -318,6 +324,40 @@ fn pinned_rooms_that_their_engine_does_not_count_are_named() {
     // Once it counts it, all is as it seems.
     answers(&mut w, 0, |_| gauges(1));
     assert_eq!(uncounted(&w), None);
+}
+
+/// From the sockets that a source finds at its start: the connections of an engine that nobody says anything on.
+#[test]
+fn idle_connections_that_the_source_finds_are_named() {
+    let mut pipeline = Pipeline::new(Limits::default(), Config::default());
+    let second = |n: u64| Mono(START + n * SECOND);
+    let found = |c: Connection| SocketEvent {
+        at: second(0),
+        socket: c.socket,
+        netns: c.netns,
+        addresses: c.addresses,
+        task: c.task,
+        what: What::Found(Found { state: TcpState::Established, sequence: Sequence::default(), base: None }),
+    };
+    for c in [
+        connection(1, 100, "10.0.0.1:50000", "10.0.0.2:42000", true),
+        connection(2, SERVER, "10.0.0.1:30000", "10.0.0.9:5555", true),
+        connection(3, 777, "10.0.0.1:50001", "10.0.0.3:42000", true),
+    ] {
+        pipeline.take(&Happened::Socket(found(c)));
+    }
+    for pid in [SERVER, 100] {
+        let (http_port, role) = (Some(30000), Some(Role::Prefill));
+        let process = EngineProcess { pid, server: SERVER, role, http_port, ..EngineProcess::default() };
+        pipeline.tell(&Input::Process { at: second(1), process: &process });
+    }
+    for n in 0..4 {
+        pipeline.tell(&Input::Gauges { at: second(2 + 15 * n), gauges: &gauges(1) });
+    }
+    let all = pipeline.rooms().findings();
+    let [f] = all.as_slice() else { panic!("{all:?}") };
+    assert!(says(f, "10.0.0.2:42000") && says(f, "10.0.0.9:5555"), "{:?}", f.evidence);
+    assert!(!says(f, "10.0.0.3"), "another process's: {:?}", f.evidence);
 }
 
 // nothing_readable

@@ -9,7 +9,7 @@ use super::answers;
 use crate::rooms::model::EngineGauges;
 
 /// How long one question may take.
-const DEADLINE: Duration = Duration::from_secs(1);
+pub(super) const DEADLINE: Duration = Duration::from_secs(1);
 
 /// Longest answer that is read, bytes, head included.
 const LONGEST: usize = 256 << 10;
@@ -87,10 +87,11 @@ fn exchange(server: SocketAddr, path: &str, until: Instant) -> std::io::Result<V
     let mut stream = TcpStream::connect_timeout(&server, left()?)?;
     stream.set_write_timeout(Some(left()?))?;
     let version = env!("CARGO_PKG_VERSION");
-    write!(
-        stream,
+    // In one piece: what answers before it has read all of it may hang up on the rest.
+    let question = format!(
         "GET {path} HTTP/1.1\r\nHost: {server}\r\nUser-Agent: roomtrace/{version}\r\nAccept: */*\r\nConnection: close\r\n\r\n"
-    )?;
+    );
+    stream.write_all(question.as_bytes())?;
     let mut answer = Vec::new();
     let mut part = [0; 8192];
     while answer.len() < LONGEST {
@@ -99,6 +100,8 @@ fn exchange(server: SocketAddr, path: &str, until: Instant) -> std::io::Result<V
             Ok(0) => break,
             Ok(n) => n,
             Err(e) if e.kind() == ErrorKind::Interrupted => continue,
+            // What does not understand the question says so and hangs up on the rest of it.
+            Err(e) if e.kind() == ErrorKind::ConnectionReset && !answer.is_empty() => break,
             Err(e) => return Err(e),
         };
         answer.extend_from_slice(part.get(..n).unwrap_or_default());
@@ -171,7 +174,7 @@ fn unchunk(mut rest: &[u8]) -> Option<Vec<u8>> {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "tests")]
+#[allow(clippy::indexing_slicing, reason = "tests")]
 mod tests {
     use super::*;
 
@@ -193,6 +196,50 @@ mod tests {
         ] {
             assert_eq!(read(none), None);
         }
+    }
+
+    /// Asks a server that takes every connection and answers so.
+    fn ask_one_that_says(answer: &'static [u8]) -> Result<EngineGauges, String> {
+        let server = std::net::TcpListener::bind("127.0.0.1:0").map_err(|e| e.to_string())?;
+        let address = server.local_addr().map_err(|e| e.to_string())?;
+        let thread = std::thread::spawn(move || {
+            for connection in server.incoming().take(2) {
+                let Ok(mut connection) = connection else { return };
+                let mut asked = [0; 1024];
+                drop(connection.read(&mut asked));
+                drop(connection.write_all(answer));
+            }
+        });
+        let result = gauges(address);
+        // It may still wait for a second question.
+        drop(TcpStream::connect(address));
+        drop(thread.join());
+        result
+    }
+
+    #[test]
+    fn what_cannot_be_used_is_said_in_words() {
+        let why = |answer| ask_one_that_says(answer).err().unwrap_or_default();
+        for (answer, says) in [
+            (&b"\x15\x03\x03\0\x02\x02\x46"[..], "no HTTP (TLS?)"),
+            (b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n", "wants a key"),
+            (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}", "has no `loads`"),
+        ] {
+            let why = why(answer);
+            assert!(why.contains(says), "{why}");
+        }
+    }
+
+    #[test]
+    fn one_that_hangs_is_left_alone_after_a_second() {
+        let Ok(server) = std::net::TcpListener::bind("127.0.0.1:0") else { return };
+        let Ok(address) = server.local_addr() else { return };
+        // The kernel takes the connection, nobody else does.
+        let why = gauges(address).err().unwrap_or_default();
+        assert!(why.contains("/v1/loads") && why.contains("longer than 1 s"), "{why}");
+        drop(server);
+        let why = gauges(address).err().unwrap_or_default();
+        assert!(why.contains("refused"), "{why}");
     }
 
     proptest::proptest! {

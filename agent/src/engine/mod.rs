@@ -11,7 +11,7 @@ mod scan;
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender, TrySendError};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -41,7 +41,7 @@ pub struct Settings {
     /// How often each engine is asked; `None`: never.
     pub ask_every: Option<Duration>,
     /// `/proc`, or what stands for it.
-    pub proc: PathBuf,
+    pub proc: String,
 }
 
 /// What was found.
@@ -221,8 +221,23 @@ fn report(to: &SyncSender<Report>, report: Report, held: &mut u64, listens: &mut
     false
 }
 
+/// When an engine was last asked, and how often in a row it has left that without an answer.
+#[derive(Clone, Copy)]
+struct Asked {
+    at: Instant,
+    silent: u32,
+}
+
+impl Asked {
+    /// Until the next question. One that hangs does not even take up the connections that wait for it, and the place for
+    /// those is bounded: it is asked ever more rarely, up to every 16 times as long.
+    fn pause(self, every: Duration) -> Duration {
+        every.saturating_mul(1 << self.silent.saturating_sub(1).min(4))
+    }
+}
+
 struct Asker {
-    proc: PathBuf,
+    proc: String,
     every: Duration,
     shared: Arc<Mutex<Shared>>,
     reports: SyncSender<Report>,
@@ -230,26 +245,27 @@ struct Asker {
 
 impl Asker {
     fn run(self, ended: &Receiver<()>) {
-        let mut asked: HashMap<u32, Instant> = HashMap::new();
+        let mut asked: HashMap<u32, Asked> = HashMap::new();
         while ended.recv_timeout(TURN) == Err(RecvTimeoutError::Timeout) {
             let targets = with(&self.shared, |s| s.targets.clone());
             asked.retain(|pid, _| targets.iter().any(|t| t.pid == *pid));
             for target in targets {
-                if asked.get(&target.pid).is_some_and(|at| at.elapsed() < self.every) {
+                let before = asked.get(&target.pid).copied();
+                if before.is_some_and(|a| a.at.elapsed() < a.pause(self.every)) {
                     continue;
                 }
-                // However long it takes, the next question comes as late.
-                asked.insert(target.pid, Instant::now());
-                if !self.ask(&target) {
-                    return;
-                }
+                let at = Instant::now();
+                let Some(answered) = self.ask(&target) else { return };
+                let hangs = !answered && at.elapsed() >= ask::DEADLINE;
+                let silent = if hangs { before.map_or(1, |a| a.silent.saturating_add(1)) } else { 0 };
+                asked.insert(target.pid, Asked { at, silent });
             }
         }
     }
 
-    /// Asks one engine; `false`: nobody listens any more.
-    fn ask(&self, target: &Target) -> bool {
-        let address = address(&self.proc, target);
+    /// Asks one engine: whether it answered. `None`: nobody listens any more.
+    fn ask(&self, target: &Target) -> Option<bool> {
+        let address = address(Path::new(&self.proc), target);
         let answer = address.clone().and_then(ask::gauges);
         let gauges = match answer {
             Ok(gauges) => EngineGauges { server: target.pid, address: address.clone().ok(), ..gauges },
@@ -260,6 +276,7 @@ impl Asker {
                 ..EngineGauges::default()
             },
         };
+        let answered = gauges.error.is_none();
         let (mut held, mut listens) = (0, true);
         report(&self.reports, Report::Gauges(gauges.clone()), &mut held, &mut listens);
         with(&self.shared, |shared| {
@@ -267,7 +284,7 @@ impl Asker {
             standing.reports_held += held;
             standing.asked.insert(target.pid, gauges);
         });
-        listens
+        listens.then_some(answered)
     }
 }
 
@@ -321,6 +338,12 @@ fn hides(mounts: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_that_does_not_answer_is_asked_ever_more_rarely() {
+        let pause = |silent| Asked { at: Instant::now(), silent }.pause(Duration::from_secs(15)).as_secs();
+        assert_eq!([0, 1, 2, 3, 5, 99].map(pause), [15, 15, 30, 60, 240, 240]);
+    }
 
     #[test]
     fn a_proc_that_hides_is_known() {

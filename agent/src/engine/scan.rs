@@ -6,7 +6,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::Read as _;
-use std::path::PathBuf;
 
 use super::process::{self, Program, Server, Stat};
 use crate::rooms::model::EngineProcess;
@@ -63,7 +62,8 @@ struct Seen {
 /// Looks through `/proc`.
 #[derive(Debug)]
 pub struct Scanner {
-    root: PathBuf,
+    /// Of `path`, how much is the directory.
+    root: usize,
     prefixes: Vec<String>,
     seen: BTreeMap<u32, Seen>,
     looks: u64,
@@ -73,13 +73,13 @@ pub struct Scanner {
 
 impl Scanner {
     /// `root` is `/proc`; engines are processes whose name begins with one of `prefixes`.
-    pub fn new(root: impl Into<PathBuf>, prefixes: &[String]) -> Self {
+    pub fn new(root: &str, prefixes: &[String]) -> Self {
         Self {
-            root: root.into(),
+            root: root.len(),
             prefixes: prefixes.to_vec(),
             seen: BTreeMap::new(),
             looks: 0,
-            path: String::new(),
+            path: root.to_owned(),
             text: Vec::new(),
         }
     }
@@ -93,7 +93,7 @@ impl Scanner {
         self.looks = self.looks.wrapping_add(1);
         let mut found = Found::default();
         let mut ranks = Vec::new();
-        for entry in std::fs::read_dir(&self.root)? {
+        for entry in std::fs::read_dir(self.path.get(..self.root).unwrap_or_default())? {
             let Some(pid) = entry.ok().and_then(|e| e.file_name().to_str()?.parse::<u32>().ok()) else {
                 continue;
             };
@@ -193,19 +193,27 @@ impl Scanner {
         Some(())
     }
 
+    /// Runs for every process of the host: one short read.
     fn is_engine(&mut self, pid: u32) -> bool {
-        self.read(pid, "comm", 64).is_some()
-            && self.prefixes.iter().any(|prefix| self.text.starts_with(prefix.as_bytes()))
+        let Some(mut file) = self.open(pid, "comm") else { return false };
+        let mut name = [0; 32];
+        let Ok(read) = file.read(&mut name) else { return false };
+        let name = name.get(..read).unwrap_or_default();
+        self.prefixes.iter().any(|prefix| name.starts_with(prefix.as_bytes()))
     }
 
     /// Reads one file of a process into `text`.
     fn read(&mut self, pid: u32, file: &str, longest: u64) -> Option<()> {
-        use std::fmt::Write as _;
-        self.path.clear();
-        write!(self.path, "{pid}/{file}").ok()?;
+        let file = self.open(pid, file)?;
         self.text.clear();
-        let file = File::open(self.root.join(&self.path)).ok()?;
         file.take(longest).read_to_end(&mut self.text).ok()?;
         Some(())
+    }
+
+    fn open(&mut self, pid: u32, file: &str) -> Option<File> {
+        use std::fmt::Write as _;
+        self.path.truncate(self.root);
+        write!(self.path, "/{pid}/{file}").ok()?;
+        File::open(&self.path).ok()
     }
 }

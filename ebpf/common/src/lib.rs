@@ -402,7 +402,7 @@ pub struct Settings {
     pub group_dead: u32,
     /// 1: HTTP of engine processes is followed; 0: it is forgotten.
     pub requests: u32,
-    /// Zero; here or not, so that the words before `prefixes` are even in number.
+    /// Zero, so that the words before `prefixes` are even in number.
     pub pad: u32,
     /// Comm prefixes of engine processes.
     pub prefixes: [Prefix; PREFIXES],
@@ -410,7 +410,7 @@ pub struct Settings {
 
 const _: () = assert!(
     size_of::<Settings>()
-        == size_of::<Offsets>() + size_of::<Calls>() + 6 * size_of::<u32>() + PREFIXES * size_of::<Prefix>(),
+        == size_of::<Offsets>() + size_of::<Calls>() + 7 * size_of::<u32>() + PREFIXES * size_of::<Prefix>(),
     "padding would be left implicit: add or take `pad`"
 );
 

@@ -51,7 +51,7 @@ impl RoomTable {
         for server in doubtful {
             if self.messages_of(server) {
                 self.seen(server);
-            } else if let Some(finding) = self.blindness(now, server) {
+            } else if let Some(finding) = self.blindness(server) {
                 self.raise(finding);
             }
         }
@@ -76,7 +76,7 @@ impl RoomTable {
         self.connections.iter().any(|k| k.carried != Carried::Nothing && of(&k.connection))
     }
 
-    fn blindness(&self, now: Mono, server: u32) -> Option<Finding> {
+    fn blindness(&self, server: u32) -> Option<Finding> {
         let engine = self.engines.servers.get(&server)?;
         // One that may turn out to be readable excludes nothing.
         if engine.counts.open.iter().any(|(_, readable)| *readable) {
@@ -112,7 +112,7 @@ impl RoomTable {
             engine: self.engine_party(server),
             rooms: Vec::new(),
             room_count: 0,
-            since: engine.since.max(Mono(now.0.min(engine.since.0.saturating_add(PATIENCE)))),
+            since: engine.since,
             closed_at: None,
             evidence,
             actions: vec![Action {
