@@ -172,7 +172,9 @@ impl RoomTable {
                 self.peers.went(old, seen.at);
             }
         }
-        if seen.direction == Direction::Sent {
+        // Which rank a STATUS is from is mostly deduced: who reads at its port is known better.
+        let named = session != NONE || !self.peers.is_owned(origin);
+        if seen.direction == Direction::Sent && named {
             self.peers.owned(origin, seen.connection.task);
         }
     }

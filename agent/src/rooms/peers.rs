@@ -363,6 +363,12 @@ impl Peers {
         }
     }
 
+    /// Whether the process of an endpoint is known, and lives as far as is known.
+    pub(crate) fn is_owned(&self, id: EndpointId) -> bool {
+        let task = self.get(id).and_then(|e| e.task);
+        task.is_some_and(|t| self.of_process(t.tgid).contains(&id))
+    }
+
     /// Endpoints of a process.
     pub(crate) fn of_process(&self, tgid: u32) -> &[EndpointId] {
         self.by_process.get(&tgid).map_or(&[], |list| list)

@@ -17,7 +17,7 @@ use crate::rooms::peers::{DeadReader, Death, EndpointId, Exit, NONE, PairId};
 use crate::rooms::room::{Link, Room};
 use crate::rooms::table::RoomTable;
 use crate::sglang::message::Backend;
-use crate::verdict::actions::restart;
+use crate::verdict::actions::of_finding;
 use crate::verdict::explain_threads::{foreign_words, named_thread, reading};
 use crate::verdict::facts::{ForeignFact, StallFact, ThreadFact, Was};
 use crate::verdict::model::{Class, Confidence, Finding};
@@ -303,7 +303,7 @@ impl RoomTable {
             since: thread.at,
             closed_at: None,
             evidence,
-            actions: vec![restart(&facts.prefill)],
+            actions: of_finding(Class::ThreadDied, &facts.prefill),
         });
     }
 
@@ -318,6 +318,11 @@ impl RoomTable {
         for group in over {
             self.threads.raised.remove(&group);
             self.lower(group, now);
+        }
+        // What is over is told as it last was: with its rooms of now.
+        let open: SmallVec<[u64; 4]> = self.threads.raised.keys().copied().collect();
+        for finding in open.into_iter().filter_map(|group| self.finding_of(group)).collect::<Vec<_>>() {
+            self.raise(finding);
         }
     }
 

@@ -244,7 +244,7 @@ fn pid(party: &Party) -> Option<u32> {
     party.task.filter(|_| party.local == Some(true)).map(|t| t.tgid)
 }
 
-pub(crate) fn restart(party: &Party) -> Action {
+fn restart(party: &Party) -> Action {
     let command = match pid(party) {
         Some(pid) => format!("kill -TERM {pid}"),
         None => format!("kill -TERM PID_OF_RANK   # at {}", host(party)),

@@ -26,7 +26,8 @@ pub(crate) fn proven(f: &Facts) -> Option<Judgement> {
 
 /// What is overdue, with what threads and sockets say of it.
 pub(crate) fn seen(f: &Facts) -> Option<Judgement> {
-    if queued(f) {
+    // What stands still on purpose says nothing by its silence.
+    if queued(f) || f.request.stopped.is_some() {
         return None;
     }
     dead_thread(f).or_else(|| unread(f)).or_else(|| stalled(f))
@@ -101,6 +102,8 @@ fn dead_thread(f: &Facts) -> Option<Judgement> {
     }
     let o = &f.others;
     let (class, confidence) = match t.was {
+        // Its answers are not on the wire, but requests that came later were answered.
+        Was::Reader(_) if !f.observable && f.request.later_finished > 0 => return None,
         Was::Reader(_) => (Class::ReceiverSilent, Confidence::Certain),
         Was::Worker { .. } => (Class::TransferWorkerSilent, worker(f, t, disagree)?),
         Was::Unknown { asked_before } => {
@@ -153,9 +156,13 @@ fn unread(f: &Facts) -> Option<Judgement> {
 fn stalled(f: &Facts) -> Option<Judgement> {
     let s = f.stall.filter(|_| f.role == Role::Prefill)?;
     let still = f.now.since(s.spoke) >= f.limits.ceiling && s.rooms >= SILENT_RANK && s.several;
-    if !still || !matches!(f.phase, Phase::Transfer | Phase::Compute) {
+    // By its own numbers it computes.
+    let moves = f.engine_idle == Some(false);
+    if !still || moves || !matches!(f.phase, Phase::Transfer | Phase::Compute) {
         return None;
     }
-    let j = Draft::new(Class::EngineStalled, Confidence::Possible, Who::Prefill, Some(Kind::Status));
+    let idle = f.engine_idle == Some(true);
+    let confidence = if idle { Confidence::Likely } else { Confidence::Possible };
+    let j = Draft::new(Class::EngineStalled, confidence, Who::Prefill, Some(Kind::Status));
     Some(j.ends(waiting_timer(f)).done(f))
 }
