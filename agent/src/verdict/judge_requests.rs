@@ -190,7 +190,9 @@ fn neither_queued_nor_computing(f: &Facts) -> bool {
 
 /// Raises what a second source settles.
 pub(super) fn weigh(f: &Facts, mut j: Judgement) -> Judgement {
-    if j.confidence != Confidence::Possible || f.request.stopped.is_some() {
+    // What is not pinned yet waits for its engine to go on.
+    let stands = f.request.stopped.is_some() && f.pinned_since.is_none();
+    if j.confidence != Confidence::Possible || stands {
         return j;
     }
     let likely = match j.class {
