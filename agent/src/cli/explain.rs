@@ -26,7 +26,8 @@ pub(super) fn page(record: &Value) -> String {
 /// The first line, as in `rooms`: who owes what to whom, whether it ends by itself, what to do.
 pub(super) fn summary(record: &Value) -> String {
     let verdict = &record["verdict"];
-    let mut parts = vec![format!("room {}{}{} {}", text(&record["room"]), rid(record), life(record), state(record))];
+    let mut parts =
+        vec![format!("room {}{}{} {}", text(&record["room"]), rid(record), life(record), state(record))];
     if let Some(owes) = owes(record).filter(|_| !closed(record)) {
         parts.push(owes);
     }

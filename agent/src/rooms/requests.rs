@@ -108,8 +108,7 @@ impl RoomTable {
 
     /// The engine at the server's end of a connection.
     fn engine_of(&mut self, c: &Connection, server: bool) -> EngineId {
-        let (address, task) =
-            if server { (c.addresses.local, c.task) } else { (c.addresses.peer, None) };
+        let (address, task) = if server { (c.addresses.local, c.task) } else { (c.addresses.peer, None) };
         let id = self.http.engines.at(address, c.netns, task.map(|t| t.tgid));
         if let Some(e) = self.http.engines.get_mut(id)
             && task.is_some()
@@ -179,7 +178,13 @@ impl RoomTable {
 
     /// Joins a request to its room, which it opens if need be. `None`: it is followed elsewhere already, or late, or
     /// there is no space.
-    fn join(&mut self, a: &Asked<'_>, number: u64, rid: Option<&str>, out: &mut Vec<Event>) -> Option<(u32, u32)> {
+    fn join(
+        &mut self,
+        a: &Asked<'_>,
+        number: u64,
+        rid: Option<&str>,
+        out: &mut Vec<Event>,
+    ) -> Option<(u32, u32)> {
         let slot = match self.numbers.open(number) {
             Some(slot) => slot,
             None => self.open_for_request(a, number, out)?,
@@ -196,7 +201,8 @@ impl RoomTable {
         if r.rid.is_none() {
             r.rid = rid.map(Into::into);
         }
-        let seen = LegView { begun: a.begun, first_byte: None, ended: None, status: None, out_of_sight: false };
+        let seen =
+            LegView { begun: a.begun, first_byte: None, ended: None, status: None, out_of_sight: false };
         let mut leg = Leg {
             seen,
             key: a.key,
@@ -242,7 +248,8 @@ impl RoomTable {
         let tomb = self.numbers.tomb(number);
         if let Some(t) = tomb {
             // Of the life that has closed: it began before, or the other end of its connection has told of it.
-            let last = || self.closed.iter().rev().find(|r| r.room == number).and_then(|r| r.request.as_ref());
+            let last =
+                || self.closed.iter().rev().find(|r| r.room == number).and_then(|r| r.request.as_ref());
             if t.closed_at > a.begun || last().is_some_and(|r| r.legs().any(|l| same_request(l, a))) {
                 self.tally.turned_away.late += 1;
                 return None;
@@ -367,7 +374,14 @@ impl RoomTable {
         Some(open)
     }
 
-    fn leg_over(&mut self, at: Mono, key: RequestKey, how: LegEnd, status: Option<u16>, out: &mut Vec<Event>) {
+    fn leg_over(
+        &mut self,
+        at: Mono,
+        key: RequestKey,
+        how: LegEnd,
+        status: Option<u16>,
+        out: &mut Vec<Event>,
+    ) {
         let Some(open) = self.forget_request(key) else { return };
         let answered = matches!(how, LegEnd::Finished | LegEnd::Answered);
         let grace = self.config.floor;

@@ -183,7 +183,12 @@ fn incomplete() -> Vec<Candidate> {
 fn missing() -> Vec<Candidate> {
     vec![
         reading(Class::Queued, &["M25"], D, "decode's prealloc queue and free KV pages (/v1/loads)"),
-        reading(Class::MetadataMissing, &["M26", "M35", "M36"], D, "decode's prealloc queue: empty (/v1/loads)"),
+        reading(
+            Class::MetadataMissing,
+            &["M26", "M35", "M36"],
+            D,
+            "decode's prealloc queue: empty (/v1/loads)",
+        ),
         reading(Class::StaleEndpoint, &["M24"], D, "decode's connects to prefill's old port"),
         reading(Class::MetadataMissing, &[], None, "the request at decode's HTTP port: whether it ever came"),
     ]

@@ -22,7 +22,10 @@ pub(super) fn evidence(f: &Facts, j: &Judgement, lines: &mut Vec<String>) {
         }
     }
     if let Some(at) = f.request.duplicate {
-        lines.push(format!("a second request with this room came at {} while the first was open", f.moment(at)));
+        lines.push(format!(
+            "a second request with this room came at {} while the first was open",
+            f.moment(at)
+        ));
     }
     if let Some(rank) = f.request.dp_rank {
         lines.push(format!("DP rank {rank} of prefill registered for it"));

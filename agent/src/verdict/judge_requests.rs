@@ -9,8 +9,8 @@ use crate::rooms::model::{Completeness, LegEnd, LegView, Phase, Role};
 use crate::sglang::message::Kind;
 use crate::verdict::facts::Facts;
 use crate::verdict::judge::{
-    AbortEffect, Draft, Judgement, OVERTAKEN, Who, abort_effect, bootstrap_applies, bootstrap_timer, maybe_ignored,
-    queued, waiting_timer,
+    AbortEffect, Draft, Judgement, OVERTAKEN, Who, abort_effect, bootstrap_applies, bootstrap_timer,
+    maybe_ignored, queued, waiting_timer,
 };
 use crate::verdict::model::{Class, Confidence};
 
@@ -146,16 +146,13 @@ fn transfer(f: &Facts) -> Option<Judgement> {
     if f.role == Role::Decode {
         return None;
     }
-    let draft = |class, confidence, who| Draft::new(class, confidence, who, Some(Kind::Status)).ends(waiting_timer(f));
+    let draft = |class, confidence, who| {
+        Draft::new(class, confidence, who, Some(Kind::Status)).ends(waiting_timer(f))
+    };
     if f.request.never(Role::Prefill) {
         // M40: it cannot fail what it never got. The request may still wait at the server's door.
         let j = draft(Class::PeerNotTold, Confidence::Possible, Who::Nobody);
         return Some(j.act_on(Who::Decode).done(f));
-    }
-    if let Some(at) = f.staging_wait.filter(|at| f.now.since(*at) >= f.limits.floor) {
-        let late = f.now.since(at) >= f.limits.ceiling;
-        let confidence = if late { Confidence::Likely } else { Confidence::Possible };
-        return Some(draft(Class::StagingReplyMissing, confidence, Who::Decode).done(f));
     }
     if queued(f) {
         return None;
@@ -200,7 +197,9 @@ pub(super) fn weigh(f: &Facts, mut j: Judgement) -> Judgement {
             let asked = f.metadata_at.is_some() || f.completeness != Completeness::Full;
             f.request.is_open(Role::Prefill) && (!asked || neither_queued_nor_computing(f))
         }
-        Class::AbortIgnored => f.request.is_open(Role::Prefill) && (overtaken(f) || f.engine_idle == Some(true)),
+        Class::AbortIgnored => {
+            f.request.is_open(Role::Prefill) && (overtaken(f) || f.engine_idle == Some(true))
+        }
         Class::TransferNotConcluded | Class::TransferWorkerSilent => {
             overtaken(f) || f.engine_idle == Some(true)
         }

@@ -236,18 +236,15 @@ fn a_slow_pair_raises_its_own_threshold() {
 }
 
 #[test]
-fn staging_without_reply_is_decodes_to_answer() {
+fn staging_without_reply_is_the_first_candidate() {
     let mut w = world(Sees::Prefill);
     w.metadata(ROOM, &decode(0), &prefill(0));
     let m = StagingReq { room: ROOM, chunk: 0, pages: 8, session: &decode(0).session, pp_rank: None };
     w.send(&prefill(0), &decode(0), Backend::Mooncake, (r(5, 10), r(5, 23)), Message::StagingReq(m));
     w.to(11_000);
     let v = w.verdict(ROOM);
-    assert_eq!((v.class, v.confidence), (Class::StagingReplyMissing, Confidence::Possible));
-    assert_eq!(v.owed_by.unwrap().role, Some(Role::Decode));
-    // The worker transfers: nothing queues or computes any more.
-    w.to(61_000);
-    assert_eq!(w.verdict(ROOM).confidence, Confidence::Likely);
+    assert_eq!(v.candidates[0].class, Class::StagingReplyMissing);
+    assert_eq!(v.candidates[0].owed_by, Some(Role::Decode));
 }
 
 // ranks_disagree

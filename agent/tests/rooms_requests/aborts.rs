@@ -239,7 +239,8 @@ fn a_restart_keeps_the_pin_as_sure_as_its_connection_is_still_there() {
         w.abort(ROOM, &decode(0), &prefill(0), None);
         w.pinned_in_time(ROOM, 0.0, 10.0);
         let before = w.verdict(ROOM);
-        let saved: SavedRooms = serde_json::from_str(&serde_json::to_string(&w.table.save()).unwrap()).unwrap();
+        let saved: SavedRooms =
+            serde_json::from_str(&serde_json::to_string(&w.table.save()).unwrap()).unwrap();
         let alive = saved.processes().collect();
         let survivors = Survivors { alive, ..Survivors::default() };
         let away = Away { from: w.at(), to: w.at() };

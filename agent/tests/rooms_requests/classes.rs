@@ -113,7 +113,11 @@ fn a_request_that_decode_never_got_is_the_routers() {
     let v = w.verdict(ROOM);
     assert_eq!((v.class, v.confidence), (Class::MetadataMissing, Confidence::Possible));
     assert_eq!(v.owed_by.unwrap().role, None, "neither engine");
-    assert!(v.evidence.iter().any(|e| e.contains("no request of this room came to decode")), "{:?}", v.evidence);
+    assert!(
+        v.evidence.iter().any(|e| e.contains("no request of this room came to decode")),
+        "{:?}",
+        v.evidence
+    );
 }
 
 #[test]

@@ -3,19 +3,25 @@
 use roomtrace::http::event::{Control, PauseMode};
 use roomtrace::rooms::model::{Outcome, Role};
 use roomtrace::sglang::message::KvPoll;
-use roomtrace::verdict::model::Class;
+use roomtrace::verdict::model::{Class, Confidence};
 
 use super::ROOM;
 use super::rooms_support::*;
 use super::web::*;
 
 fn nothing_pinned(w: &Web) {
-    assert!(w.out.iter().all(|e| e.name() != "room_pinned"), "{:?}", w.out.iter().find(|e| e.name() == "room_pinned"));
+    assert!(
+        w.out.iter().all(|e| e.name() != "room_pinned"),
+        "{:?}",
+        w.out.iter().find(|e| e.name() == "room_pinned")
+    );
 }
 
 #[test]
 fn two_minutes_of_pause_under_load_pin_nothing() {
-    for (paused, sees) in [(Role::Prefill, Sees::Prefill), (Role::Decode, Sees::Both), (Role::Prefill, Sees::Both)] {
+    for (paused, sees) in
+        [(Role::Prefill, Sees::Prefill), (Role::Decode, Sees::Both), (Role::Prefill, Sees::Both)]
+    {
         let mut w = Web::new(sees);
         let mut open = Vec::new();
         for n in 0..10 {
@@ -135,4 +141,23 @@ fn an_answer_to_a_later_request_proves_that_the_pause_is_over() {
     w.request(Role::Prefill, ROOM);
     w.abort(ROOM, &decode(0), &prefill(0), None);
     w.pinned_in_time(ROOM, now, 10.0);
+}
+
+#[test]
+fn a_pause_of_ten_minutes_is_a_finding_and_ends_with_it() {
+    let mut w = Web::new(Sees::Prefill);
+    w.call(Role::Prefill, &Control::Pause(None), Some(200));
+    w.to(599_000);
+    assert_eq!(w.table.findings(), []);
+    w.to(602_000);
+    let found = w.table.findings();
+    assert_eq!(found.len(), 1);
+    assert_eq!((found[0].class, found[0].confidence), (Class::EnginePaused, Confidence::Certain));
+    assert_eq!(found[0].engine.endpoint, Some(server(Role::Prefill)));
+    assert_eq!(found[0].engine.role, Some(Role::Prefill));
+    assert!(found[0].actions[0].command.contains("10.0.0.1:30000/continue_generation"));
+    w.call(Role::Prefill, &Control::Resume, Some(200));
+    assert_eq!(w.table.findings(), []);
+    let names: Vec<_> = w.table.finding_events().map(|e| e.name()).collect();
+    assert_eq!(names, ["finding_opened", "finding_closed"]);
 }

@@ -98,7 +98,9 @@ fn run(sees: Sees, layout: Layout, ops: &[Op]) -> (Web, Vec<Key>) {
                 let call = if stop { Control::Pause(None) } else { Control::Resume };
                 w.call(role(prefill), &call, Some(200));
             }
-            Op::Gauges { inflight, waiting, progress } => w.gauges(Role::Prefill, inflight, waiting, progress),
+            Op::Gauges { inflight, waiting, progress } => {
+                w.gauges(Role::Prefill, inflight, waiting, progress)
+            }
             Op::Restart { there } => restart(&mut w, there),
             Op::Wait(ms) => {
                 w.wait(ms);

@@ -50,7 +50,12 @@ fn by_the_port_that_a_rank_registered() {
     let mut w = bare();
     let c = w.connection("10.0.0.1:8998".parse().unwrap(), true, None);
     let http = server(Role::Prefill);
-    let rank = RankRegistration { ip: Some(http.ip()), port: Some(41_000), http_port: Some(http.port()), ..Default::default() };
+    let rank = RankRegistration {
+        ip: Some(http.ip()),
+        port: Some(41_000),
+        http_port: Some(http.port()),
+        ..Default::default()
+    };
     w.boot(c, true, 0, BootstrapStep::Rank(&rank));
     let c = w.connection(http, true, None);
     w.ask_on(c, true, &work(&[ROOM], ""));

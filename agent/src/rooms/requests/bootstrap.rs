@@ -60,9 +60,7 @@ impl Bootstrap {
     fn absent(&self) -> Vec<String> {
         let Some((dps, cps, tps, pps)) = self.sizes else { return Vec::new() };
         let all = (0..dps).flat_map(|dp| {
-            (0..cps).flat_map(move |cp| {
-                (0..tps).flat_map(move |tp| (0..pps).map(move |pp| (dp, cp, tp, pp)))
-            })
+            (0..cps).flat_map(move |cp| (0..tps).flat_map(move |tp| (0..pps).map(move |pp| (dp, cp, tp, pp))))
         });
         let absent = all.take(MAX_RANKS * 2).filter(|place| !self.registered.contains(place));
         absent.take(MAX_NAMED).map(|(dp, cp, tp, pp)| format!("DP{dp} CP{cp} TP{tp} PP{pp}")).collect()
@@ -195,7 +193,11 @@ impl RoomTable {
         let here = (place(dp), place(r.cp_rank), place(r.tp_rank), place(r.pp_rank));
         // A rank that registers again has been started again, and so have the others; another size is another engine.
         if b.sizes != Some(sizes) || (b.registered.contains(&here) && at.since(b.last) >= SETTLED) {
-            *b = Bootstrap { told_missing: b.told_missing, told_unanswered: b.told_unanswered, ..Bootstrap::default() };
+            *b = Bootstrap {
+                told_missing: b.told_missing,
+                told_unanswered: b.told_unanswered,
+                ..Bootstrap::default()
+            };
             b.sizes = Some(sizes);
             b.first = at;
         }
@@ -279,9 +281,17 @@ const fn party(server: SocketAddr) -> Party {
     Party { role: Some(Role::Prefill), rank: None, endpoint: Some(server), task: None, local: None }
 }
 
-fn finding(class: Class, server: SocketAddr, since: Mono, confidence: Confidence, evidence: Vec<String>) -> Finding {
+fn finding(
+    class: Class,
+    server: SocketAddr,
+    since: Mono,
+    confidence: Confidence,
+    evidence: Vec<String>,
+) -> Finding {
     let look = Action {
-        command: format!("curl -sS 'http://{server}/route?prefill_dp_rank=-1&prefill_cp_rank=-1&target_tp_rank=-1&target_pp_rank=-1'"),
+        command: format!(
+            "curl -sS 'http://{server}/route?prefill_dp_rank=-1&prefill_cp_rank=-1&target_tp_rank=-1&target_pp_rank=-1'"
+        ),
         effect: "asks the bootstrap server for its topology: 503 while ranks are missing".to_owned(),
         blast_radius: "none".to_owned(),
         clears: false,

@@ -127,7 +127,11 @@ fn paused(e: &Engine, now: Mono) -> Finding {
         since,
         closed_at: None,
         evidence: vec![
-            format!("the engine is {} for {} s and was not started again", why.words(), seconds(now.since(since))),
+            format!(
+                "the engine is {} for {} s and was not started again",
+                why.words(),
+                seconds(now.since(since))
+            ),
             "its clocks stand still meanwhile: no room is called pinned for waiting on it".to_owned(),
         ],
         actions: actions.into_iter().collect(),

@@ -179,10 +179,8 @@ impl Engine {
         }
         let old = self.numbers.filter(|n| at.since(n.at) <= STALE);
         let same = old.is_some_and(|n| n.progress.is_some() && n.progress == g.progress);
-        let quiet = same
-            && g.inflight.is_some_and(|n| n >= 1)
-            && g.waiting == Some(0)
-            && g.running.unwrap_or(0) == 0;
+        let quiet =
+            same && g.inflight.is_some_and(|n| n >= 1) && g.waiting == Some(0) && g.running.unwrap_or(0) == 0;
         let moved = match old {
             Some(n) if !same && n.progress.is_some() && g.progress.is_some() => Some(at),
             _ => old.and_then(|n| n.moved),

@@ -133,7 +133,8 @@ impl RoomTable {
         let stuck = |j: &Judgement| {
             j.class.pins() && (j.confidence > Confidence::Possible || j.class == Class::AbortBeforeEntry)
         };
-        let waits = |slot: u32| self.rooms.get(slot).is_some_and(|r| !r.judgement.as_deref().is_some_and(stuck));
+        let waits =
+            |slot: u32| self.rooms.get(slot).is_some_and(|r| !r.judgement.as_deref().is_some_and(stuck));
         before.by_ref().take(MAX_AHEAD).any(|(_, slot)| waits(*slot)) || before.next().is_some()
     }
 
@@ -152,10 +153,12 @@ impl RoomTable {
         if room.links.iter().any(|l| l.told.is_some() || l.heard.is_some()) {
             return None;
         }
-        let begun = r.decode.filter(Leg::is_open).and_then(|l| l.seen.first_byte).map(|at| at.plus(HEAD_ONLY));
+        let begun =
+            r.decode.filter(Leg::is_open).and_then(|l| l.seen.first_byte).map(|at| at.plus(HEAD_ONLY));
         let failed = r.legs().filter(|l| l.here).filter_map(Leg::over);
         let failed = failed.filter(|(_, o)| *o != Outcome::Success).map(|(at, _)| at).max();
-        let again = room.links.iter().filter_map(|l| l.received).max().filter(|at| failed.is_some_and(|f| *at > f));
+        let again =
+            room.links.iter().filter_map(|l| l.received).max().filter(|at| failed.is_some_and(|f| *at > f));
         let until = [begun, failed.max(again).map(|at| at.plus(REJOIN))].into_iter().flatten().max()?;
         (now < until && self.rooms.len() < self.config.max_rooms / 2).then_some(until)
     }

@@ -41,7 +41,8 @@ impl RoomTable {
         if seen.role != Role::Decode || !late || (list.len() >= MAX_RANKS && !list.contains_key(&decode)) {
             return;
         }
-        let held = list.entry(decode).or_insert(Held { rooms: Vec::new(), count: 0, since: seen.at, last: seen.at });
+        let held =
+            list.entry(decode).or_insert(Held { rooms: Vec::new(), count: 0, since: seen.at, last: seen.at });
         held.last = seen.at;
         // An ABORT goes to every prefill rank of the room.
         if held.rooms.contains(&room) {
@@ -79,7 +80,8 @@ impl RoomTable {
 
     pub(super) fn look_at_late_aborts(&mut self, now: Mono) {
         let list = &mut self.http.late_aborts.0;
-        let over: Vec<_> = list.iter().filter(|(_, h)| now.since(h.last) >= OVER).map(|(id, _)| *id).collect();
+        let over: Vec<_> =
+            list.iter().filter(|(_, h)| now.since(h.last) >= OVER).map(|(id, _)| *id).collect();
         for id in over {
             self.http.late_aborts.0.remove(&id);
             if let Some(at) = self.peers.address(id) {
