@@ -17,9 +17,7 @@ pub(crate) fn actions(f: &Facts, j: &Judgement) -> Vec<Action> {
     }
     let mut list: Vec<_> = plain_rid(f).is_none().then(|| find_request(f)).into_iter().collect();
     match j.class {
-        Class::StatusLost | Class::AwaitingPrefill | Class::PeerNotTold | Class::StagingReplyMissing => {
-            list.push(abort(f, Role::Decode))
-        }
+        Class::StatusLost | Class::AwaitingPrefill | Class::PeerNotTold | Class::StagingReplyMissing => list.push(abort(f, Role::Decode)),
         Class::StaleEndpoint => list.extend([abort(f, Role::Decode), check_connects(f)]),
         Class::MetadataIncomplete | Class::MetadataMissing => {
             list.extend([abort(f, Role::Prefill), abort(f, Role::Decode)]);
