@@ -215,9 +215,15 @@ impl RoomTable {
             engine: a.engine,
         };
         let place = r.place(role);
-        if let Some(old) = place.filter(|l| l.is_open() && !same_request(l, a)) {
-            leg.open = old.open.saturating_add(1);
-            leg.seen.begun = old.seen.begun;
+        let mut told_twice = None;
+        match *place {
+            // The server's end tells what the client's has told: it is followed from there.
+            Some(old) if same_request(&old, a) => told_twice = Some(old.key),
+            Some(old) if old.is_open() => {
+                leg.open = old.open.saturating_add(1);
+                leg.seen.begun = old.seen.begun;
+            }
+            _ => {}
         }
         let again = leg.open > 1 && !by_decode;
         *place = Some(leg);
@@ -228,6 +234,9 @@ impl RoomTable {
             Some(Role::Prefill) => room.has_prefill |= a.here,
             Some(Role::Decode) => room.has_decode |= a.here,
             None => {}
+        }
+        if let Some(key) = told_twice {
+            self.forget_request(key);
         }
         if asked_before && let Some(e) = self.http.engines.get_mut(a.engine) {
             e.asked(a.begun);
@@ -383,8 +392,7 @@ impl RoomTable {
             let Some(room) = self.rooms.current(slot, generation) else { continue };
             let Some(r) = room.request.as_deref_mut() else { continue };
             // Several requests at one engine share a leg: it is over when the last of them is.
-            let of_engine = |l: &Leg| l.key == key || (l.open > 1 && l.engine == open.engine);
-            if let Some(leg) = r.legs_mut().find(|l| of_engine(l)) {
+            if let Some(leg) = r.legs_mut().find(|l| l.is_open() && l.is_of(key, open.engine)) {
                 leg.open = leg.open.saturating_sub(1);
                 if leg.open == 0 {
                     leg.seen.ended = Some((at, how));
@@ -422,7 +430,7 @@ impl RoomTable {
         for (slot, generation) in open.rooms {
             let Some(room) = self.rooms.current(slot, generation) else { continue };
             let Some(r) = room.request.as_deref_mut() else { continue };
-            for leg in r.legs_mut().filter(|l| l.key == key) {
+            for leg in r.legs_mut().filter(|l| l.is_open() && l.is_of(key, open.engine)) {
                 leg.seen.out_of_sight = true;
             }
             self.request_moved(slot, at, out);

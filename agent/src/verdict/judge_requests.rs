@@ -154,11 +154,6 @@ fn transfer(f: &Facts) -> Option<Judgement> {
         let j = draft(Class::PeerNotTold, Confidence::Possible, Who::Nobody);
         return Some(j.act_on(Who::Decode).done(f));
     }
-    if let Some(at) = f.staging_wait.filter(|at| f.now.since(*at) >= f.limits.floor) {
-        let late = f.now.since(at) >= f.limits.ceiling;
-        let confidence = if late { Confidence::Likely } else { Confidence::Possible };
-        return Some(draft(Class::StagingReplyMissing, confidence, Who::Decode).done(f));
-    }
     if queued(f) {
         return None;
     }
@@ -192,7 +187,9 @@ fn neither_queued_nor_computing(f: &Facts) -> bool {
 
 /// Raises what a second source settles.
 pub(super) fn weigh(f: &Facts, mut j: Judgement) -> Judgement {
-    if j.confidence != Confidence::Possible || f.request.stopped.is_some() {
+    // What is not pinned yet waits for its engine to go on.
+    let stands = f.request.stopped.is_some() && f.pinned_since.is_none();
+    if j.confidence != Confidence::Possible || stands {
         return j;
     }
     let likely = match j.class {

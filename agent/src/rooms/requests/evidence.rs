@@ -10,6 +10,8 @@ use crate::rooms::requests::legs::Leg;
 use crate::rooms::room::{Progress, Room};
 use crate::rooms::table::RoomTable;
 use crate::verdict::facts::{RequestFacts, Stopped};
+use crate::verdict::judge::Judgement;
+use crate::verdict::model::{Class, Confidence};
 
 /// An answer whose head and first bytes have come is an error if its end is there so soon.
 const HEAD_ONLY: u64 = SECOND / 5;
@@ -75,6 +77,23 @@ impl RoomTable {
         })
     }
 
+    /// The decode engine that must have a room which no frame has named a rank of: where every decode rank that has talked
+    /// to this prefill engine is of one engine of this host.
+    fn only_decode_of(&self, prefill: EngineId) -> Option<EngineId> {
+        let mut only = None;
+        for pair in self.peers.pairs() {
+            if self.engine_of_rank(pair.prefill, Role::Prefill) != Some(prefill) {
+                continue;
+            }
+            let engine = self.engine_of_rank(pair.decode, Role::Decode)?;
+            if only.is_some_and(|known| known != engine) {
+                return None;
+            }
+            only = Some(engine);
+        }
+        only
+    }
+
     fn engine_of_rank(&self, rank: EndpointId, role: Role) -> Option<EngineId> {
         let e = self.peers.get(rank)?;
         let by_process = e.task.and_then(|t| self.http.engines.of_process(t.tgid));
@@ -95,8 +114,11 @@ impl RoomTable {
     }
 
     fn all_seen(&self, room: &Room, role: Role) -> bool {
-        let place = usize::from(role == Role::Decode);
-        let id = self.engines_of(room).get(place).copied().flatten();
+        let [prefill, decode] = self.engines_of(room);
+        let id = match role {
+            Role::Prefill => prefill,
+            Role::Decode => decode.or_else(|| self.only_decode_of(prefill?)),
+        };
         let Some(e) = id.and_then(|id| self.http.engines.get(id)) else { return false };
         let before = Mono(room.opened_at.0.saturating_sub(self.config.floor));
         e.role == Some(role)
@@ -104,10 +126,15 @@ impl RoomTable {
             && e.blind.is_none_or(|at| at < before)
     }
 
-    /// Whether a request that began before this one is still open at its engine, other than those of pinned rooms.
+    /// Whether a request that began before this one is still open at its engine, other than of rooms that are surely
+    /// pinned: one that only silence pins may be computed for a long time.
     fn ahead(&self, e: &Engine, begun: Mono) -> bool {
         let mut before = e.open.iter().take_while(|((b, _), _)| *b < begun);
-        let waits = |slot: u32| self.rooms.get(slot).is_some_and(|r| !r.pinned());
+        let stuck = |j: &Judgement| {
+            j.class.pins() && (j.confidence > Confidence::Possible || j.class == Class::AbortBeforeEntry)
+        };
+        let waits =
+            |slot: u32| self.rooms.get(slot).is_some_and(|r| !r.judgement.as_deref().is_some_and(stuck));
         before.by_ref().take(MAX_AHEAD).any(|(_, slot)| waits(*slot)) || before.next().is_some()
     }
 

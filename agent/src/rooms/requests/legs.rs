@@ -45,6 +45,11 @@ impl Leg {
         self.seen.ended.is_none() && !self.seen.out_of_sight
     }
 
+    /// Whether a request is this leg's, or shares it.
+    pub(crate) fn is_of(&self, key: RequestKey, engine: EngineId) -> bool {
+        self.key == key || (self.engine == engine && engine != nobody())
+    }
+
     /// When it was over, and what that says of the room.
     pub(crate) fn over(&self) -> Option<(Mono, Outcome)> {
         let (at, how) = self.seen.ended?;

@@ -1,0 +1,124 @@
+//! What bootstrap servers tell.
+
+use roomtrace::http::event::{RankRegistration, RouteQuery, Side, Topology};
+use roomtrace::rooms::model::{BootstrapStep, Outcome};
+use roomtrace::sglang::message::KvPoll;
+use roomtrace::verdict::model::{Class, Confidence};
+
+use super::ROOM;
+use super::rooms_support::*;
+use super::web::*;
+
+#[test]
+fn the_policy_that_a_rank_registers_makes_an_early_abort_harmless() {
+    for by_topology in [false, true] {
+        let mut w = Web::new(Sees::Prefill);
+        let c = w.connection("10.0.0.1:8998".parse().unwrap(), true, None);
+        if by_topology {
+            let t = Topology { prefill_complete: Some(true), ..Topology::default() };
+            w.boot(c, true, 0, BootstrapStep::Topology(&t));
+        } else {
+            let rank = RankRegistration {
+                ip: Some(prefill(0).endpoint.ip()),
+                port: Some(prefill(0).endpoint.port()),
+                prefill_complete: Some(true),
+                ..RankRegistration::default()
+            };
+            w.boot(c, true, 0, BootstrapStep::Rank(&rank));
+        }
+        w.abort(ROOM, &decode(0), &prefill(0), None);
+        w.to(60_000);
+        assert_eq!(w.outcomes(ROOM), [Outcome::Failed], "a tombstone fails the sender");
+        assert!(w.pin(ROOM).is_none());
+    }
+}
+
+fn register(w: &mut Web, tp: u32, size: u32) {
+    let rank = RankRegistration {
+        ip: Some(prefill(0).endpoint.ip()),
+        port: Some(43_000 + u16::try_from(tp).unwrap()),
+        tp_rank: Some(tp),
+        tp_size: Some(size),
+        ..RankRegistration::default()
+    };
+    let c = w.connection("10.0.0.1:8998".parse().unwrap(), true, None);
+    w.boot(c, true, 0, BootstrapStep::Rank(&rank));
+}
+
+#[test]
+fn a_rank_that_never_registers_is_named() {
+    let mut w = Web::new(Sees::Prefill);
+    w.to(30_000);
+    for tp in [0, 1, 3] {
+        register(&mut w, tp, 4);
+    }
+    w.to(39_000);
+    assert_eq!(w.table.findings(), []);
+    w.to(42_000);
+    let found = w.table.findings();
+    assert_eq!((found.len(), found[0].class), (1, Class::RankNotRegistered));
+    assert!(found[0].evidence[0].contains("3 of 4 ranks"), "{:?}", found[0].evidence);
+    assert!(found[0].evidence[0].contains("missing: DP0 CP0 TP2 PP0"), "{:?}", found[0].evidence);
+    register(&mut w, 2, 4);
+    assert_eq!(w.table.findings(), []);
+}
+
+#[test]
+fn an_agent_that_came_in_the_middle_of_it_accuses_no_rank() {
+    let mut w = Web::new(Sees::Prefill);
+    w.to(1000);
+    register(&mut w, 3, 4);
+    w.to(100_000);
+    assert_eq!(w.table.findings(), []);
+}
+
+#[test]
+fn a_query_without_an_answer_is_a_finding_until_one_is_answered() {
+    for ends in [false, true] {
+        let mut w = Web::new(Sees::Decode);
+        let c = w.connection("10.0.0.1:8998".parse().unwrap(), false, None);
+        let query = RouteQuery::default();
+        w.boot(c, false, 0, BootstrapStep::Query(&query));
+        if ends {
+            w.wait(5000);
+            w.boot(c, false, 0, BootstrapStep::HungUp(Side::Client));
+        }
+        w.wait(12_000);
+        let found = w.table.findings();
+        assert_eq!((found.len(), found[0].class), (1, Class::QueryUnanswered));
+        let c = if ends { w.connection("10.0.0.1:8998".parse().unwrap(), false, None) } else { c };
+        if ends {
+            w.boot(c, false, 0, BootstrapStep::Query(&query));
+        }
+        w.boot(c, false, 0, BootstrapStep::RankIs(prefill(0).endpoint));
+        w.wait(2000);
+        assert_eq!(w.table.findings(), []);
+    }
+}
+
+/// M19: every status came, none was taken in, and decode's waiting timeout says so.
+#[test]
+fn an_abort_long_after_every_status_tells_of_a_dead_status_thread() {
+    let mut w = Web::new(Sees::Decode);
+    for room in [ROOM, ROOM + 1] {
+        w.metadata(room, &decode(0), &prefill(0));
+        w.status(room, &prefill(0), &decode(0), KvPoll::Success);
+    }
+    // A hang-up that crosses with Success.
+    w.abort(ROOM + 1, &decode(0), &prefill(0), Some(1));
+    w.to(60_000);
+    assert_eq!(w.table.findings(), []);
+    w.to(300_000);
+    w.abort(ROOM, &decode(0), &prefill(0), Some(1));
+    let found = w.table.findings();
+    assert_eq!(
+        (found.len(), found[0].class, found[0].confidence),
+        (1, Class::ConcludedButHeld, Confidence::Certain)
+    );
+    assert_eq!(
+        (found[0].engine.endpoint, found[0].rooms.as_slice()),
+        (Some(decode(0).endpoint), &[ROOM][..])
+    );
+    w.to(1_000_000);
+    assert_eq!(w.table.findings(), []);
+}

@@ -1,0 +1,270 @@
+//! Classes that only the request tells, and those that it raises.
+
+use roomtrace::http::event::{Outcome as Answer, Side};
+use roomtrace::rooms::model::{Outcome, Role};
+use roomtrace::sglang::message::{Kind, KvPoll};
+use roomtrace::verdict::model::{Class, Confidence};
+
+use super::ROOM;
+use super::rooms_support::*;
+use super::web::*;
+
+// peer_not_told
+
+#[test]
+fn decode_waits_for_a_prefill_that_has_given_up() {
+    for how in ["error", "abort", "hang-up", "refused before metadata"] {
+        let mut w = Web::new(Sees::Both);
+        let p = w.request(Role::Prefill, ROOM);
+        let d = w.request(Role::Decode, ROOM);
+        if how != "refused before metadata" {
+            w.metadata(ROOM, &decode(0), &prefill(0));
+        }
+        w.wait(500);
+        match how {
+            "error" => w.answered(p, 500, Answer::Error),
+            "abort" => w.answered(p, 200, Answer::Aborted),
+            "hang-up" => w.hung_up(p, Side::Client),
+            _ => {
+                w.answered(p, 400, Answer::Error);
+                w.metadata(ROOM, &decode(0), &prefill(0));
+            }
+        }
+        w.wait(9000);
+        assert!(w.pin(ROOM).is_none(), "{how}: early");
+        w.wait(2500);
+        let v = w.verdict(ROOM);
+        assert_eq!((v.class, v.confidence), (Class::PeerNotTold, Confidence::Certain), "{how}");
+        assert_eq!(v.owed_by, None, "{how}: nobody");
+        assert_eq!(v.act_on.unwrap().role, Some(Role::Decode), "{how}");
+        assert!(v.actions.iter().any(|a| a.command.contains("10.0.0.2:30000/abort_request")), "{how}");
+        w.answered(d, 500, Answer::Error);
+        w.wait(4000);
+        assert_eq!(w.outcomes(ROOM), [Outcome::Failed], "{how}");
+    }
+}
+
+#[test]
+fn prefill_that_said_how_it_ended_has_told() {
+    let mut w = Web::new(Sees::Both);
+    let p = w.request(Role::Prefill, ROOM);
+    let d = w.request(Role::Decode, ROOM);
+    w.metadata(ROOM, &decode(0), &prefill(0));
+    w.status(ROOM, &prefill(0), &decode(0), KvPoll::Failed);
+    w.answered(p, 500, Answer::Error);
+    w.answered(d, 500, Answer::Error);
+    w.wait(60_000);
+    assert_eq!(w.names(ROOM), ["room_closed"]);
+}
+
+// metadata_missing, queued
+
+#[test]
+fn without_metadata_decode_queues_or_has_lost_it() {
+    for role in [Role::Prefill, Role::Decode] {
+        let sees = if role == Role::Prefill { Sees::Prefill } else { Sees::Decode };
+        let mut w = Web::new(sees);
+        let key = w.request(role, ROOM);
+        w.wait(15_000);
+        let v = w.verdict(ROOM);
+        assert_eq!((v.class, v.confidence), (Class::Queued, Confidence::Possible), "{role:?}");
+        assert_eq!(v.owed_by.unwrap().role, Some(Role::Decode));
+        assert_eq!(v.expected, Some(Kind::Metadata));
+        assert!(v.ends_by_itself.unwrap().timer.contains("BOOTSTRAP"));
+        assert!(w.pin(ROOM).is_none());
+        // Decode has pages for those that came later.
+        for n in 1..5 {
+            let later = w.request(role, n);
+            w.healthy(n, &decode(0), &prefill(0), 20);
+            w.finished(later);
+        }
+        w.wait(2000);
+        let v = w.verdict(ROOM);
+        assert_eq!((v.class, v.confidence), (Class::MetadataMissing, Confidence::Possible), "{role:?}");
+        assert_eq!(v.owed_by.unwrap().role, Some(Role::Decode));
+        w.never_paged(ROOM);
+        w.answered(key, 500, Answer::Error);
+        w.wait(4000);
+        assert_eq!(w.outcomes(ROOM), [Outcome::Failed]);
+    }
+}
+
+#[test]
+fn an_empty_prealloc_queue_says_that_decode_has_lost_it() {
+    let mut w = Web::new(Sees::Both);
+    w.request(Role::Prefill, ROOM);
+    w.request(Role::Decode, ROOM);
+    w.gauges(Role::Decode, 0, 3, 0);
+    w.wait(12_000);
+    assert_eq!(w.class(ROOM), Some(Class::Queued));
+    w.gauges(Role::Decode, 0, 0, 0);
+    w.wait(2000);
+    let v = w.verdict(ROOM);
+    assert_eq!((v.class, v.confidence), (Class::MetadataMissing, Confidence::Likely));
+}
+
+#[test]
+fn a_request_that_decode_never_got_is_the_routers() {
+    let mut w = Web::new(Sees::Both);
+    w.serve(1, 10);
+    w.wait(60_000);
+    w.request(Role::Prefill, ROOM);
+    w.wait(12_000);
+    let v = w.verdict(ROOM);
+    assert_eq!((v.class, v.confidence), (Class::MetadataMissing, Confidence::Possible));
+    assert_eq!(v.owed_by.unwrap().role, None, "neither engine");
+    assert!(
+        v.evidence.iter().any(|e| e.contains("no request of this room came to decode")),
+        "{:?}",
+        v.evidence
+    );
+}
+
+#[test]
+fn metadata_for_a_request_that_never_came_is_told_to_decode() {
+    let mut w = Web::new(Sees::Prefill);
+    w.serve(1, 10);
+    w.wait(60_000);
+    w.metadata(ROOM, &decode(0), &prefill(0));
+    w.wait(12_000);
+    let v = w.verdict(ROOM);
+    assert_eq!((v.class, v.confidence), (Class::PeerNotTold, Confidence::Possible));
+}
+
+// concluded_but_held, abort_ignored
+
+#[test]
+fn prefill_that_has_told_all_and_does_not_answer_holds_it() {
+    let mut w = Web::new(Sees::Prefill);
+    let key = w.request(Role::Prefill, ROOM);
+    w.metadata(ROOM, &decode(0), &prefill(0));
+    w.wait(20);
+    w.status(ROOM, &prefill(0), &decode(0), KvPoll::Success);
+    let end = w.sent_to(&prefill(0), &decode(0));
+    w.acknowledge(&prefill(0), &decode(0), end);
+    let v = w.pinned_in_time(ROOM, 0.02, 10.0);
+    assert_eq!((v.class, v.confidence), (Class::ConcludedButHeld, Confidence::Possible));
+    assert_eq!(v.owed_by.unwrap().role, Some(Role::Prefill));
+    w.to(62_000);
+    assert_eq!(w.verdict(ROOM).confidence, Confidence::Likely);
+    w.finished(key);
+    w.wait(3000);
+    assert_eq!(w.outcomes(ROOM), [Outcome::Success]);
+}
+
+#[test]
+fn an_acknowledged_abort_that_prefill_does_not_end_after() {
+    let mut w = Web::new(Sees::Prefill);
+    let key = w.request(Role::Prefill, ROOM);
+    w.metadata(ROOM, &decode(0), &prefill(0));
+    w.abort(ROOM, &decode(0), &prefill(0), Some(1));
+    w.ack(ROOM, &prefill(0), &decode(0));
+    let v = w.pinned_in_time(ROOM, 0.0, 10.0);
+    assert_eq!((v.class, v.confidence), (Class::AbortBeforeEntry, Confidence::Possible), "M2");
+    w.wait(50_000);
+    assert_eq!(w.verdict(ROOM).confidence, Confidence::Likely, "nothing was before it");
+    w.answered(key, 500, Answer::Aborted);
+    w.wait(4000);
+    assert_eq!(w.outcomes(ROOM), [Outcome::Failed]);
+}
+
+#[test]
+fn mori_that_drops_an_abort_and_does_not_end() {
+    for layout in [MORI_OLD, MORI_OPEN] {
+        let mut w = Web::with(Sees::Prefill, layout);
+        w.request(Role::Prefill, ROOM);
+        w.metadata(ROOM, &decode(0), &prefill(0));
+        w.wait(100);
+        w.abort(ROOM, &decode(0), &prefill(0), None);
+        w.wait(12_000);
+        let v = w.verdict(ROOM);
+        assert_eq!((v.class, v.confidence), (Class::AbortIgnored, Confidence::Possible));
+        assert_eq!(v.owed_by.unwrap().role, Some(Role::Prefill));
+    }
+}
+
+// what raises transfer_*
+
+#[test]
+fn overtaken_with_an_open_request_is_likely() {
+    for requested in [true, false] {
+        let mut w = Web::new(Sees::Prefill);
+        if requested {
+            w.request(Role::Prefill, ROOM);
+        }
+        w.metadata(ROOM, &decode(0), &prefill(0));
+        for n in 1..4 {
+            w.serve(n, 20);
+        }
+        w.wait(12_000);
+        let v = w.verdict(ROOM);
+        // Of three rooms nothing is known that is usual.
+        let wanted = if requested { Confidence::Likely } else { Confidence::Possible };
+        assert_eq!((v.class, v.confidence), (Class::TransferNotConcluded, wanted));
+    }
+}
+
+#[test]
+fn overtaken_where_the_usual_is_known_is_likely() {
+    let mut w = Web::new(Sees::Prefill);
+    for n in 0..110 {
+        w.healthy(100 + n, &decode(0), &prefill(0), 20);
+    }
+    w.metadata(ROOM, &decode(0), &prefill(0));
+    for n in 1..3 {
+        w.healthy(n, &decode(0), &prefill(0), 20);
+    }
+    w.wait(12_000);
+    assert_eq!(w.verdict(ROOM).confidence, Confidence::Possible, "two are normal");
+    w.healthy(3, &decode(0), &prefill(0), 20);
+    w.wait(2000);
+    let v = w.verdict(ROOM);
+    assert_eq!((v.class, v.confidence), (Class::TransferNotConcluded, Confidence::Likely));
+    assert!(!readings(&v).contains(&Class::Queued));
+}
+
+#[test]
+fn requests_that_finish_stand_for_success_where_it_is_not_on_the_wire() {
+    let mut w = Web::with(Sees::Prefill, NIXL_OLD);
+    w.request(Role::Prefill, ROOM);
+    w.metadata(ROOM, &decode(0), &prefill(0));
+    for n in 1..5 {
+        let key = w.request(Role::Prefill, n);
+        w.metadata(n, &decode(0), &prefill(0));
+        w.wait(20);
+        w.finished(key);
+    }
+    w.to(12_000);
+    let v = w.verdict(ROOM);
+    assert_eq!((v.class, v.confidence), (Class::TransferNotConcluded, Confidence::Likely));
+}
+
+#[test]
+fn counters_part_computing_from_stuck() {
+    let mut w = Web::new(Sees::Prefill);
+    w.request(Role::Prefill, ROOM);
+    w.metadata(ROOM, &decode(0), &prefill(0));
+    for s in 0..13 {
+        w.gauges(Role::Prefill, 1, 0, s);
+        w.wait(1000);
+    }
+    assert_eq!(w.class(ROOM), Some(Class::Queued), "it computes");
+    assert!(w.pin(ROOM).is_none());
+    for _ in 0..13 {
+        w.gauges(Role::Prefill, 1, 0, 12);
+        w.wait(1000);
+    }
+    let v = w.verdict(ROOM);
+    assert_eq!((v.class, v.confidence), (Class::TransferNotConcluded, Confidence::Likely), "it stands still");
+    assert!(!readings(&v).contains(&Class::Queued) && !readings(&v).contains(&Class::PeerNotTold));
+}
+
+#[test]
+fn an_open_request_alone_excludes_no_queue() {
+    let mut w = Web::new(Sees::Prefill);
+    w.request(Role::Prefill, ROOM);
+    w.metadata(ROOM, &decode(0), &prefill(0));
+    w.to(200_000);
+    let v = w.verdict(ROOM);
+    assert_eq!((v.class, v.confidence), (Class::TransferNotConcluded, Confidence::Possible));
+}

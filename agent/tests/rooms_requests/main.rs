@@ -1,0 +1,15 @@
+//! What requests at the engines' HTTP ports do to rooms and verdicts.
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, clippy::float_cmp, reason = "tests")]
+
+mod aborts;
+mod bootstrap;
+mod classes;
+mod completion;
+mod pauses;
+mod properties;
+mod roles;
+#[path = "../rooms_support/mod.rs"]
+mod rooms_support;
+mod web;
+
+const ROOM: u64 = 9_000_000_000_000_000_001;
