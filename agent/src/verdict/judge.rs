@@ -241,7 +241,9 @@ fn transport(f: &Facts) -> Option<Judgement> {
     if let Some(j) = judge_threads::seen(f) {
         return Some(j);
     }
-    if f.role != Role::Prefill || f.phase == Phase::Bootstrap || f.phase == Phase::Abort {
+    // Of a room whose view at prefill is over, because its request was answered, decode's is left to say it.
+    let prefill_here = f.role == Role::Prefill || f.has_prefill;
+    if !prefill_here || f.phase == Phase::Bootstrap || f.phase == Phase::Abort {
         return None;
     }
     let lost = Draft::new(Class::StatusLost, Confidence::Likely, Who::Prefill, Some(Kind::Status));

@@ -40,10 +40,14 @@ fn not_delivered(f: &Facts) -> Option<Judgement> {
         Sent::Waiting { again: Some(a), .. } if lasts(a) => Some(a.since),
         _ => None,
     };
-    if f.role == Role::Prefill {
-        let at = stuck(f.status_sent)?;
+    // A view of prefill that is over leaves it to decode's to say.
+    let told = if f.role == Role::Prefill || f.has_prefill { stuck(f.status_sent) } else { None };
+    if let Some(at) = told {
         let j = Draft::new(Class::StatusLost, Confidence::Likely, Who::Prefill, Some(Kind::Status));
         return Some(j.act_on(Who::Decode).ends(waiting_timer(f)).since(at).done(f));
+    }
+    if f.role == Role::Prefill {
+        return None;
     }
     let (at, kind) = match f.phase {
         Phase::Transfer | Phase::Bootstrap => (stuck(f.metadata_sent)?, Kind::Metadata),
@@ -98,6 +102,11 @@ fn dead_thread(f: &Facts) -> Option<Judgement> {
     let disagree = f.phase == Phase::Conclude && !f.untold.is_empty();
     let aborted = f.phase == Phase::Abort && matches!(t.was, Was::Reader(_));
     if !disagree && !aborted && !matches!(f.phase, Phase::Transfer | Phase::Compute) {
+        return None;
+    }
+    // There is nobody left to whom a worker could write: `lost_peer`.
+    let lost = f.decode_lost.filter(|l| l.at >= f.opened_at);
+    if !matches!(t.was, Was::Reader(_)) && lost.is_some_and(|l| f.pinned_since.is_none_or(|p| l.at < p)) {
         return None;
     }
     let o = &f.others;
