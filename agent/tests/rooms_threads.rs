@@ -677,6 +677,17 @@ fn a_status_to_a_decode_that_has_ended_is_not_lost() {
     w.state(&p, &d, Direction::Sent, TcpState::Established, TcpState::Close, 104);
     w.wait(60_000);
     assert!(w.pin(ROOM).is_none(), "{:?}", w.names(ROOM));
+    // Lost first: a pin until nobody waits for it any more.
+    w.metadata(ROOM + 1, &d, &p);
+    let una = w.sent_to(&p, &d);
+    w.status(ROOM + 2, &p, &d, KvPoll::Success);
+    w.acknowledge(&p, &d, una);
+    w.tell(ROOM + 1, &p, &d, KvPoll::Success, false);
+    w.state(&p, &d, Direction::Sent, TcpState::Established, TcpState::Close, 104);
+    assert_eq!(w.class(ROOM + 1), Some(Class::StatusLost));
+    process(&mut w, &d, KILLED);
+    w.wait(200);
+    assert_eq!(w.outcomes(ROOM + 1), [Outcome::Unknown]);
 }
 
 #[test]

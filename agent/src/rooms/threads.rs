@@ -292,7 +292,7 @@ impl RoomTable {
             let gap = thread.at.since(x.at) / 1_000_000;
             evidence.push(format!("{} had come from {} {gap} ms before", foreign_words(x), x.peer));
         }
-        evidence.extend(reading(&thread.was).map(str::to_owned));
+        evidence.push(reading(&thread.was).to_owned());
         self.raise(Finding {
             group,
             class: Class::ThreadDied,

@@ -20,7 +20,7 @@ pub(crate) fn threads(f: &Facts, lines: &mut Vec<String>) {
                 ago(f, x.at)
             ));
         }
-        lines.extend(reading(&t.was).map(str::to_owned));
+        lines.push(reading(&t.was).to_owned());
     }
     for (party, unread) in [(&f.prefill, f.unread_prefill), (&f.decode, f.unread_decode)] {
         lines.extend(unread.map(|u| not_read(f, party, u)));
@@ -47,21 +47,19 @@ pub(crate) fn named_thread(t: &ThreadFact) -> String {
 }
 
 /// What it was, and from what that follows.
-pub(crate) const fn reading(was: &Was) -> Option<&'static str> {
+pub(crate) const fn reading(was: &Was) -> &'static str {
     match was {
-        Was::Reader(_) => {
-            Some("it read for its rank: the rank has answered nothing that was asked of it since")
+        Was::Reader(_) => "it read for its rank: the rank has answered nothing that was asked of it since",
+        Was::Worker { answered: true } => {
+            "it moved KV for this session: nothing of the session was answered since, other sessions of the rank were"
         }
-        Was::Worker { answered: true } => Some(
-            "it moved KV for this session: nothing of the session was answered since, other sessions of the rank were",
-        ),
-        Was::Worker { answered: false } => Some(
-            "it moved KV for this session: nothing of the session was answered since, and the rank still acknowledges ABORTs",
-        ),
-        Was::Unknown { .. } => Some(
+        Was::Worker { answered: false } => {
+            "it moved KV for this session: nothing of the session was answered since, and the rank still acknowledges ABORTs"
+        }
+        Was::Unknown { .. } => {
             "the rank has answered nothing since: which of its threads it was, the one that reads or one that moves KV, is \
-             not known",
-        ),
+             not known"
+        }
     }
 }
 

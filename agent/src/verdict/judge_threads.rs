@@ -114,7 +114,7 @@ fn dead_thread(f: &Facts) -> Option<Judgement> {
         // Its answers are not on the wire, but requests that came later were answered.
         Was::Reader(_) if !f.observable && f.request.later_finished > 0 => return None,
         Was::Reader(_) => (Class::ReceiverSilent, Confidence::Certain),
-        Was::Worker { .. } => (Class::TransferWorkerSilent, worker(f, t, disagree)?),
+        Was::Worker { .. } => (Class::TransferWorkerSilent, worker(f, t, disagree)),
         Was::Unknown { asked_before } => {
             let class = if asked_before || disagree { Class::TransferWorkerSilent } else { separate(f) };
             // Of a room that came after it, and alone, it cannot be told whether it is just long.
@@ -130,19 +130,18 @@ fn dead_thread(f: &Facts) -> Option<Judgement> {
     Some(Judgement { group: t.group, ..j.done(f) })
 }
 
-/// How sure it is that a session's worker is dead; `None`: its rooms may just stand in the queue.
-fn worker(f: &Facts, t: ThreadFact, disagree: bool) -> Option<Confidence> {
+/// How sure it is that a session's worker is dead.
+fn worker(f: &Facts, t: ThreadFact, disagree: bool) -> Confidence {
     let o = &f.others;
     let several = o.silent_in_session >= SILENT_SESSION;
     let certain = match t.was {
         _ if disagree => true,
-        // Rooms of other sessions that were asked for before this one say nothing: a queue drains in order.
-        Was::Worker { answered: true } if o.overtaken_at_rank == 0 => return None,
+        // Others, and asked for later: a queue drains in order.
         Was::Worker { answered: true } => several || o.overtaken_at_rank >= OVERTAKEN,
         // An ABORT_ACK says that the rank reads, and nothing of its queue.
         _ => several && f.now.since(t.at.max(f.since)) >= f.limits.ceiling,
     };
-    Some(if certain { Confidence::Certain } else { Confidence::Likely })
+    if certain { Confidence::Certain } else { Confidence::Likely }
 }
 
 /// Bytes lie in this host's kernel that their rank does not read.
