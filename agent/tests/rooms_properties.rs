@@ -166,7 +166,7 @@ fn findings_are_sane(w: &World, pinned: &[RoomSnapshot]) {
     for f in &findings {
         assert!(f.closed_at.is_none() && f.class.finds() && !f.evidence.is_empty() && !f.actions.is_empty());
         let Some(rooms) = causes.remove(&f.group) else {
-            assert!(matches!(f.class, Class::AbortUnanswered | Class::SessionBlacklisted), "{f:?}");
+            assert!(!f.class.pins(), "{f:?}");
             continue;
         };
         let verdicts = rooms.iter().map(|s| s.verdict.as_ref().unwrap());

@@ -200,10 +200,11 @@ pub(super) fn weigh(f: &Facts, mut j: Judgement) -> Judgement {
         Class::AbortIgnored => {
             f.request.is_open(Role::Prefill) && (overtaken(f) || f.engine_idle == Some(true))
         }
-        Class::TransferNotConcluded | Class::TransferWorkerSilent => {
-            overtaken(f) || f.engine_idle == Some(true)
+        // A prompt that computes, or that priorities keep waiting, is overtaken as well, and its request is open as well:
+        // only the engine's own numbers exclude both.
+        Class::TransferNotConcluded | Class::TransferWorkerSilent | Class::ReceiverSilent => {
+            f.engine_idle == Some(true)
         }
-        Class::ReceiverSilent => f.engine_idle == Some(true),
         _ => false,
     };
     if likely {

@@ -186,7 +186,7 @@ fn mori_that_drops_an_abort_and_does_not_end() {
 // what raises transfer_*
 
 #[test]
-fn overtaken_with_an_open_request_is_likely() {
+fn overtaken_with_an_open_request_is_possible() {
     for requested in [true, false] {
         let mut w = Web::new(Sees::Prefill);
         if requested {
@@ -198,14 +198,13 @@ fn overtaken_with_an_open_request_is_likely() {
         }
         w.wait(12_000);
         let v = w.verdict(ROOM);
-        // Of three rooms nothing is known that is usual.
-        let wanted = if requested { Confidence::Likely } else { Confidence::Possible };
-        assert_eq!((v.class, v.confidence), (Class::TransferNotConcluded, wanted));
+        // A long prompt that computes is overtaken as well.
+        assert_eq!((v.class, v.confidence), (Class::TransferNotConcluded, Confidence::Possible));
     }
 }
 
 #[test]
-fn overtaken_where_the_usual_is_known_is_likely() {
+fn overtaken_where_the_usual_is_known_is_possible() {
     let mut w = Web::new(Sees::Prefill);
     for n in 0..110 {
         w.healthy(100 + n, &decode(0), &prefill(0), 20);
@@ -215,12 +214,10 @@ fn overtaken_where_the_usual_is_known_is_likely() {
         w.healthy(n, &decode(0), &prefill(0), 20);
     }
     w.wait(12_000);
-    assert_eq!(w.verdict(ROOM).confidence, Confidence::Possible, "two are normal");
     w.healthy(3, &decode(0), &prefill(0), 20);
     w.wait(2000);
     let v = w.verdict(ROOM);
-    assert_eq!((v.class, v.confidence), (Class::TransferNotConcluded, Confidence::Likely));
-    assert!(!readings(&v).contains(&Class::Queued));
+    assert_eq!((v.class, v.confidence), (Class::TransferNotConcluded, Confidence::Possible));
 }
 
 #[test]
@@ -236,7 +233,7 @@ fn requests_that_finish_stand_for_success_where_it_is_not_on_the_wire() {
     }
     w.to(12_000);
     let v = w.verdict(ROOM);
-    assert_eq!((v.class, v.confidence), (Class::TransferNotConcluded, Confidence::Likely));
+    assert_eq!((v.class, v.confidence), (Class::TransferNotConcluded, Confidence::Possible));
 }
 
 #[test]

@@ -111,6 +111,7 @@ impl Web {
             comm: "python".to_owned(),
             role,
             ranks: None,
+            bootstrap_port: None,
             http_port: None,
             place: Place::default(),
         };
