@@ -136,6 +136,8 @@ pub(super) struct Web {
     next: u64,
     /// The peer has said its last, and this is where; not everything before it has been read.
     pub(super) fin: Option<u32>,
+    /// One of its sides has said its last.
+    ended: bool,
 }
 
 /// Who is told, and as what.
@@ -162,7 +164,7 @@ impl Web {
             Look::Asks => direction,
             Look::Answers => other(direction),
         };
-        Self { decoder, seems, asks: SmallVec::new(), before: 0, next: 0, fin: None }
+        Self { decoder, seems, asks: SmallVec::new(), before: 0, next: 0, fin: None, ended: false }
     }
 
     /// Of a connection that another agent followed up to request `next`.
@@ -194,7 +196,7 @@ impl Web {
     pub(super) const fn state(&self) -> ConnectionState {
         if self.decoder.requests().is_none() {
             ConnectionState::HttpPending
-        } else if self.decoder.is_lost() {
+        } else if self.decoder.is_lost() && !self.ended {
             ConnectionState::HttpLost
         } else {
             ConnectionState::Http
@@ -249,6 +251,7 @@ impl Web {
 
     /// The connection, or one of its streams, has ended.
     pub(super) fn end<F: FnMut(Input<'_>)>(&mut self, at: Mono, ending: Ending, out: &mut Out<'_, F>) {
+        self.ended = true;
         self.run(at, out, &mut Heard::default(), |decoder, counters, sink| {
             decoder.end(ending, counters, &mut |event| sink(event));
         });

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use roomtrace::control::{Control, Limits};
+use roomtrace::control::{ConnectionState, Control, Limits};
 use roomtrace::event::{Direction, Sequence, StateChange, TcpState, Trouble, What};
 use roomtrace::rooms::Survivors;
 
@@ -25,6 +25,7 @@ fn a_client_hangs_up_before_and_in_the_answer() {
     rig.web();
     rig.peer_fin(TcpState::Established, TcpState::CloseWait, 0);
     assert_eq!(rig.web(), ["s0 hung up Client"]);
+    assert_eq!(rig.connections(ConnectionState::Http), 1, "nothing is lost");
     rig.state(TcpState::CloseWait, TcpState::LastAck);
     rig.close(TcpState::LastAck, 0);
     assert_eq!(rig.web(), [""; 0]);
