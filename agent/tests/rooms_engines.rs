@@ -224,7 +224,7 @@ fn a_room_of_an_unknown_process_explains_one_too() {
 
 #[test]
 fn a_count_that_falls_or_an_engine_that_computes_is_no_finding() {
-    let falls = |n: u64| gauges(if n % 3 == 0 { 1 } else { 2 });
+    let falls = |n: u64| gauges(if n.is_multiple_of(3) { 1 } else { 2 });
     let computes = |n: u64| EngineGauges { progress: Some(n), ..gauges(1) };
     let paused = |_| EngineGauges { paused: Some(3), ..gauges(1) };
     let asks: [&dyn Fn(u64) -> EngineGauges; 3] = [&falls, &computes, &paused];
@@ -445,7 +445,7 @@ fn any_numbers_are_taken() {
         version: Some("x".repeat(64)),
         ..gauges(0)
     };
-    answers(&mut w, 90, |n| if n % 2 == 0 { odd.clone() } else { gauges(0) });
+    answers(&mut w, 90, |n| if n.is_multiple_of(2) { odd.clone() } else { gauges(0) });
     let connection = w.end(&decode(0), &prefill(0), Direction::Received);
     for why in Unreadable::ALL {
         let at = w.mono();
