@@ -300,12 +300,12 @@ impl Script<'_> {
 
     fn faults(&mut self) -> Result<()> {
         // A transfer worker dies with the first room it takes; the rooms behind it stay in its queue.
-        self.rank(PREFILL)?.tell(&Command::BreakWorker { worker: 1 })?;
+        self.fault(PREFILL, &Command::BreakWorker { worker: 1 })?;
         for _ in 0..3 {
             self.request("dead_worker", PREFILL, &[UNSERVED], PAGES, COMPUTE_MS)?;
         }
         // One of two decode ranks has no memory for its part.
-        self.rank(PAIR[1])?.tell(&Command::TakeMemory)?;
+        self.fault(PAIR[1], &Command::TakeMemory)?;
         self.request("one_rank_silent", PREFILL, &PAIR, PAGES, COMPUTE_MS)?;
         // A decode process is killed while prefill computes.
         let room = self.request("killed_peer", PREFILL, &[KILLED], PAGES, ENDLESS_COMPUTE_MS)?;
@@ -315,12 +315,11 @@ impl Script<'_> {
         );
         self.rank(KILLED)?.kill()?;
         // The port to which the status goes refuses.
-        self.rank(DEAF)?.tell(&Command::CloseStatusPort)?;
+        self.fault(DEAF, &Command::CloseStatusPort)?;
         std::thread::sleep(Duration::from_millis(300));
         self.request("refused_status", PREFILL, &[DEAF], PAGES, COMPUTE_MS)?;
         // What comes in over the connection on which the status comes is dropped by the kernel.
-        self.rank(HOLE)?.tell(&Command::DropStatuses)?;
-        std::thread::sleep(Duration::from_millis(100));
+        self.fault(HOLE, &Command::DropStatuses)?;
         self.request("black_hole", PREFILL, &[HOLE], PAGES, COMPUTE_MS)?;
         // Another program sends two frames to a rank's port: its receive thread raises. Requests come as before.
         self.foreign_message(MUTE_PREFILL)?;
@@ -349,6 +348,13 @@ impl Script<'_> {
             "METADATA of room {room} did not come"
         );
         self.hang_up(room, STEADY)
+    }
+
+    /// A fault that is there before the next request: that comes another way, and could overtake it.
+    fn fault(&mut self, rank: usize, fault: &Command) -> Result<()> {
+        let rank = self.rank(rank)?;
+        rank.tell(fault)?;
+        rank.report()
     }
 
     /// Two frames that are no message of the engine, from a socket of the driver's own.
