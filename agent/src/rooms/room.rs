@@ -447,7 +447,12 @@ impl Room {
             return p(Phase::Done, a.at, KvPoll::Failed, Some(Outcome::Failed));
         }
         if let Some(leg) = self.leg(Role::Decode).filter(|l| l.here) {
-            if let Some((at, outcome)) = leg.over() {
+            // The client may have hung up just before the engines notice: a Success that is on its way ends the room. An
+            // engine that has noticed would have sent ABORT.
+            let coming = |l: &Link| {
+                l.sent.is_some() && l.heard.is_none() && l.told.is_some_and(|t| t.status == KvPoll::Success)
+            };
+            if let Some((at, outcome)) = leg.over().filter(|_| !self.links.iter().any(coming)) {
                 return p(Phase::Done, at, ended_as(outcome), Some(outcome));
             }
             // It generates, so it has the KV cache.
