@@ -16,6 +16,7 @@ use crate::rooms::connections::{Awaited, Carried};
 use crate::rooms::estimate::{Durations, SavedHistogram};
 use crate::rooms::model::{Away, Completeness, Connection, Event, Phase, Role};
 use crate::rooms::peers::{Answers, Concluded, ForeignMark, NONE, Recent, Registered, Source};
+use crate::rooms::requests::engines::Standing;
 use crate::rooms::requests::legs::RoomRequest;
 use crate::rooms::room::{Abort, Link, MAX_LINKS, MAX_MARKS, Mark, Room};
 use crate::rooms::slab::Tomb;
@@ -34,6 +35,8 @@ const MAX_TOMBS: usize = 8192;
 const MAX_AWAITED: usize = 64;
 /// Concluded rooms of one rank or pair, written down at most.
 const MAX_RECENT: usize = 8;
+/// Engines that stand still, written down at most.
+const MAX_STANDING: usize = 256;
 /// Decode ranks registered at one prefill rank, written down at most.
 const MAX_REGISTERED: usize = 256;
 
@@ -64,6 +67,9 @@ pub struct SavedRooms {
     /// Numbers of rooms that have closed: room, incarnation, when.
     #[serde(default)]
     closed: Vec<(u64, u32, Mono)>,
+    /// Engines that stand still on purpose.
+    #[serde(default)]
+    standing: Vec<Standing>,
     /// Rooms and connections that did not fit.
     #[serde(default)]
     left_out: u64,
@@ -271,6 +277,7 @@ impl RoomTable {
         saver.saved.left_out = self.rooms.len().saturating_sub(saver.saved.rooms.len()) as u64;
         let tombs = self.numbers.newest(MAX_TOMBS).into_iter();
         saver.saved.closed = tombs.map(|(room, t)| (room, t.incarnation, t.closed_at)).collect();
+        saver.saved.standing = self.http.engines.standing().take(MAX_STANDING).collect();
         saver.connections();
         saver.names();
         saver.saved
@@ -456,7 +463,10 @@ impl RoomTable {
         let mut table = Self::new(config);
         table.now = away.to;
         table.away = Some(away);
-        let SavedRooms { endpoints, sessions, pairs, connections, rooms, closed, .. } = saved;
+        let SavedRooms { endpoints, sessions, pairs, connections, rooms, closed, standing, .. } = saved;
+        for engine in standing.iter().take(MAX_STANDING) {
+            table.http.engines.stand(engine);
+        }
         for (room, incarnation, closed_at) in closed.into_iter().take(MAX_TOMBS) {
             table.numbers.bury(room, Tomb { incarnation, closed_at, heard: false });
         }

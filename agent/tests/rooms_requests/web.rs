@@ -9,7 +9,7 @@ use roomtrace::event::{Addresses, Comm, Mono, SocketId, Task};
 use roomtrace::http::event::{AnswerEnd, Control, Ignored, NotSeen, Outcome, Rooms, Side, WhereSeen, Work};
 use roomtrace::rooms::Config;
 use roomtrace::rooms::model::{
-    BootstrapStep, Connection, EngineGauges, EngineProcess, Input, LegView, Place, RequestStep, Role,
+    BootstrapStep, Connection, EngineGauges, EngineProcess, Input, LegView, RequestStep, Role,
 };
 
 use super::rooms_support::{Layout, MOONCAKE, Sees, World, decode, prefill};
@@ -104,16 +104,12 @@ impl Web {
     }
 
     pub fn process(&mut self, pid: u32, server: u32, role: Option<Role>) {
-        let process = EngineProcess {
-            pid,
-            server,
-            started: 1,
-            comm: "python".to_owned(),
-            role,
-            ranks: None,
-            http_port: None,
-            place: Place::default(),
-        };
+        let role = role.map(|r| if r == Role::Prefill { "Prefill" } else { "Decode" });
+        // What is not named is not known.
+        let process: EngineProcess = serde_json::from_value(serde_json::json!({
+            "pid": pid, "server": server, "started": 1, "comm": "python", "role": role, "place": {},
+        }))
+        .unwrap();
         let at = self.mono();
         self.input(&Input::Process { at, process: &process });
     }
