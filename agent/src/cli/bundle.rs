@@ -6,6 +6,7 @@
 
 mod pseudonyms;
 
+use std::fmt::Write as _;
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Read as _, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
@@ -64,7 +65,7 @@ pub(super) fn bundle(args: &BundleArgs) -> Outcome {
     }
     text.push('\n');
     for what in left {
-        text.push_str(&format!("left out: {what}\n"));
+        let _ = writeln!(text, "left out: {what}");
     }
     print(&text)
 }

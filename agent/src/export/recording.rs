@@ -107,7 +107,7 @@ impl Recording {
             Err(refused) => {
                 let (mpsc::TrySendError::Full((chunk, _)) | mpsc::TrySendError::Disconnected((chunk, _))) =
                     refused;
-                self.lose(chunk.iter().filter(|b| **b == b'\n').count() as u64);
+                self.lose(lines_in(&chunk));
             }
         }
     }
@@ -170,7 +170,7 @@ impl Ring {
                 }
             }
             Err(error) => {
-                let lines = chunk.iter().filter(|b| **b == b'\n').count() as u64;
+                let lines = lines_in(chunk);
                 self.lost += lines;
                 counters.dropped.fetch_add(lines, Ordering::Relaxed);
                 // A line may be half written: what follows begins a new part.
@@ -199,6 +199,15 @@ impl Ring {
         self.used += chunk.len() as u64;
         Ok(())
     }
+}
+
+/// How many lines end in it.
+fn lines_in(chunk: &[u8]) -> u64 {
+    let mut lines = 0;
+    for byte in chunk {
+        lines += u64::from(*byte == b'\n');
+    }
+    lines
 }
 
 /// Name of the file before.

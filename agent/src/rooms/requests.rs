@@ -410,7 +410,7 @@ impl RoomTable {
     fn answered_by_request(&mut self, slot: u32, at: Mono) {
         let Some(room) = self.rooms.get(slot) else { return };
         let over = room.request.as_ref().and_then(|r| r.prefill).and_then(|l| l.over());
-        if !over.is_some_and(|(_, outcome)| outcome == Outcome::Success) {
+        if over.is_none_or(|(_, outcome)| outcome != Outcome::Success) {
             return;
         }
         let silent = room.links.iter().filter(|l| l.owes() && l.told.is_none() && l.heard.is_none());

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::event::{Direction, Mono, SocketId};
 use crate::rooms::model::{Completeness, Outcome, Phase, Role};
 use crate::rooms::peers::{EndpointId, NONE, PairId, SessionId};
-use crate::rooms::requests::legs::RoomRequest;
+use crate::rooms::requests::legs::{Leg, RoomRequest};
 use crate::sglang::message::{Backend, Kind, KvPoll, Releases};
 use crate::verdict::judge::Judgement;
 use crate::verdict::model::{Class, Confidence};
@@ -268,7 +268,7 @@ impl Room {
         links.clone_from(&other.links);
         marks.clone_from(&other.marks);
         let (judgement, request) = (other.judgement.take(), other.request.take());
-        *self = Self { links, marks, judgement, request, ..*other };
+        *self = Self { links, request, marks, judgement, ..*other };
     }
 
     pub(crate) const fn has(&self, role: Role) -> bool {
@@ -384,7 +384,7 @@ impl Room {
             let phase = if lost { Phase::Conclude } else { Phase::Done };
             return p(phase, last_told, KvPoll::Success, terminal);
         }
-        if let Some((at, outcome)) = self.leg(Role::Prefill).filter(|l| l.here).and_then(|l| l.over()) {
+        if let Some((at, outcome)) = self.leg(Role::Prefill).filter(|l| l.here).and_then(Leg::over) {
             // Prefill answers when its side of the room has ended, and aborts it when its client hangs up.
             return p(Phase::Done, at, ended_as(outcome), Some(outcome));
         }

@@ -18,6 +18,7 @@ use crate::rooms::model::{Away, Completeness, Connection, Event, Phase, Role};
 use crate::rooms::peers::{
     Answers, Concluded, DeadReader, Exit, ForeignMark, NONE, Recent, Registered, Source,
 };
+use crate::rooms::requests::engines::Standing;
 use crate::rooms::requests::legs::RoomRequest;
 use crate::rooms::room::{Abort, Link, MAX_LINKS, MAX_MARKS, Mark, Room};
 use crate::rooms::slab::Tomb;
@@ -37,6 +38,8 @@ const MAX_TOMBS: usize = 8192;
 const MAX_AWAITED: usize = 64;
 /// Concluded rooms of one rank or pair, written down at most.
 const MAX_RECENT: usize = 8;
+/// Engines that stand still, written down at most.
+const MAX_STANDING: usize = 256;
 /// Decode ranks registered at one prefill rank, written down at most.
 const MAX_REGISTERED: usize = 256;
 
@@ -70,6 +73,9 @@ pub struct SavedRooms {
     /// Threads of the engines' processes that have ended.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     threads: Vec<SavedThreads>,
+    /// Engines that stand still on purpose.
+    #[serde(default)]
+    standing: Vec<Standing>,
     /// Rooms and connections that did not fit.
     #[serde(default)]
     left_out: u64,
@@ -288,6 +294,7 @@ impl RoomTable {
         saver.saved.left_out = self.rooms.len().saturating_sub(saver.saved.rooms.len()) as u64;
         let tombs = self.numbers.newest(MAX_TOMBS).into_iter();
         saver.saved.closed = tombs.map(|(room, t)| (room, t.incarnation, t.closed_at)).collect();
+        saver.saved.standing = self.http.engines.standing().take(MAX_STANDING).collect();
         saver.connections();
         saver.names();
         saver.saved.threads = self.threads.save();
@@ -485,7 +492,11 @@ impl RoomTable {
         let mut table = Self::new(config);
         table.now = away.to;
         table.away = Some(away);
-        let SavedRooms { endpoints, sessions, pairs, connections, rooms, closed, threads, .. } = saved;
+        let SavedRooms { endpoints, sessions, pairs, connections, rooms, closed, threads, standing, .. } =
+            saved;
+        for engine in standing.iter().take(MAX_STANDING) {
+            table.http.engines.stand(engine);
+        }
         for (room, incarnation, closed_at) in closed.into_iter().take(MAX_TOMBS) {
             table.numbers.bury(room, Tomb { incarnation, closed_at, heard: false });
         }

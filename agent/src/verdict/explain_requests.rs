@@ -35,7 +35,8 @@ pub(super) fn evidence(f: &Facts, j: &Judgement, lines: &mut Vec<String>) {
 }
 
 fn leg_words(f: &Facts, role: Role, leg: &LegView) -> String {
-    let begun = format!("the request came to {} {}", role.label(), moment(f, leg.begun));
+    let request = plain_rid(f).map_or_else(|| "the request".to_owned(), |rid| format!("request {rid}"));
+    let begun = format!("{request} came to {} {}", role.label(), moment(f, leg.begun));
     match leg.ended {
         Some((at, how)) => {
             let status = leg.status.map(|s| format!(" with {s}")).unwrap_or_default();
@@ -132,7 +133,7 @@ pub(super) fn exclude(f: &Facts, j: &Judgement, list: &mut Vec<Candidate>) {
     }
 }
 
-/// Whether the request id can stand in a command as it is.
+/// The request id, where it can stand in a sentence or a command as it is.
 pub(super) fn plain_rid(f: &Facts) -> Option<&str> {
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | ':');
     f.request.rid.as_deref().filter(|rid| !rid.is_empty() && rid.chars().all(plain))

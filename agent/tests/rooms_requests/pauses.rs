@@ -1,7 +1,8 @@
 //! Engines that stand still on purpose: their clocks do too.
 
 use roomtrace::http::event::{Control, PauseMode};
-use roomtrace::rooms::model::{Outcome, Role};
+use roomtrace::rooms::model::{Away, Outcome, Role};
+use roomtrace::rooms::{Config, RoomTable, SavedRooms, Survivors};
 use roomtrace::sglang::message::KvPoll;
 use roomtrace::verdict::model::{Class, Confidence};
 
@@ -160,4 +161,26 @@ fn a_pause_of_ten_minutes_is_a_finding_and_ends_with_it() {
     assert_eq!(w.table.findings(), []);
     let names: Vec<_> = w.table.finding_events().map(|e| e.name()).collect();
     assert_eq!(names, ["finding_opened", "finding_closed"]);
+}
+
+#[test]
+fn a_restart_in_a_pause_starts_no_clock() {
+    let mut w = Web::new(Sees::Prefill);
+    w.request(Role::Prefill, ROOM);
+    w.metadata(ROOM, &decode(0), &prefill(0));
+    w.wait(2000);
+    w.call(Role::Prefill, &Control::Pause(None), Some(200));
+    let saved: SavedRooms = serde_json::from_str(&serde_json::to_string(&w.table.save()).unwrap()).unwrap();
+    let survivors = Survivors { alive: saved.processes().collect(), ..Survivors::default() };
+    let away = Away { from: w.at(), to: w.at() };
+    w.table = RoomTable::restore(Config::default(), saved, away, &survivors);
+    let now = w.at();
+    let World { table, out, .. } = &mut w.world;
+    table.returned(|_| true, &[], now, out);
+    w.know();
+    w.wait(60_000);
+    assert_eq!(w.class(ROOM), Some(Class::Paused));
+    w.call(Role::Prefill, &Control::Resume, Some(200));
+    w.wait(25_000);
+    assert!(w.pin(ROOM).is_some());
 }

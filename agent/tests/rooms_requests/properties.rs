@@ -99,7 +99,7 @@ fn run(sees: Sees, layout: Layout, ops: &[Op]) -> (Web, Vec<Key>) {
                 w.call(role(prefill), &call, Some(200));
             }
             Op::Gauges { inflight, waiting, progress } => {
-                w.gauges(Role::Prefill, inflight, waiting, progress)
+                w.gauges(Role::Prefill, inflight, waiting, progress);
             }
             Op::Restart { there } => restart(&mut w, there),
             Op::Wait(ms) => {

@@ -9,7 +9,7 @@ use roomtrace::event::{Addresses, Comm, Mono, SocketId, Task};
 use roomtrace::http::event::{AnswerEnd, Control, Ignored, NotSeen, Outcome, Rooms, Side, WhereSeen, Work};
 use roomtrace::rooms::Config;
 use roomtrace::rooms::model::{
-    BootstrapStep, Connection, EngineGauges, EngineProcess, Input, LegView, Place, RequestStep, Role,
+    BootstrapStep, Connection, EngineGauges, EngineProcess, Input, LegView, RequestStep, Role,
 };
 
 use super::rooms_support::{Layout, MOONCAKE, Sees, World, decode, prefill};
@@ -104,17 +104,9 @@ impl Web {
     }
 
     pub fn process(&mut self, pid: u32, server: u32, role: Option<Role>) {
-        let process = EngineProcess {
-            pid,
-            server,
-            started: 1,
-            comm: "python".to_owned(),
-            role,
-            ranks: None,
-            bootstrap_port: None,
-            http_port: None,
-            place: Place::default(),
-        };
+        let (comm, place) = ("python".to_owned(), Place::default());
+        let process =
+            EngineProcess { pid, server, started: 1, comm, role, place, ..EngineProcess::default() };
         let at = self.mono();
         self.input(&Input::Process { at, process: &process });
     }

@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 
 use hashbrown::HashMap;
+use serde::{Deserialize, Serialize};
 
 use crate::event::{Mono, SECOND, Task};
 use crate::rooms::model::{EngineGauges, EngineProcess, Role};
@@ -98,6 +99,8 @@ pub(crate) struct Engine {
     pauses: VecDeque<(Mono, Mono)>,
     pub(crate) told_paused: bool,
     numbers: Option<Numbers>,
+    /// It is this one, as has turned out.
+    moved: Option<EngineId>,
 }
 
 impl Engine {
@@ -227,6 +230,16 @@ pub(crate) fn stood(engines: [Option<&Engine>; 2], since: Mono, now: Mono) -> u6
     total
 }
 
+/// An engine that stands still, as it goes into the state file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Standing {
+    address: SocketAddr,
+    netns: u32,
+    role: Option<Role>,
+    stops: u8,
+    since: Mono,
+}
+
 #[derive(Clone, Copy, Debug)]
 struct Process {
     server: u32,
@@ -251,11 +264,13 @@ const fn key(address: SocketAddr, netns: u32) -> (SocketAddr, u32) {
 
 impl Engines {
     pub(crate) fn get(&self, id: EngineId) -> Option<&Engine> {
-        self.list.get(id as usize)
+        let e = self.list.get(id as usize)?;
+        e.moved.map_or(Some(e), |to| self.list.get(to as usize))
     }
 
     pub(crate) fn get_mut(&mut self, id: EngineId) -> Option<&mut Engine> {
-        self.list.get_mut(id as usize)
+        let moved = self.list.get(id as usize)?.moved;
+        self.list.get_mut(moved.unwrap_or(id) as usize)
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (EngineId, &Engine)> {
@@ -296,6 +311,14 @@ impl Engines {
                 self.by_pid.insert(p, id);
                 return id;
             }
+            if known.is_none()
+                && let Some(own) = pid.and_then(|p| self.by_pid.get(&p).copied())
+            {
+                // Known by its address and by its process, and now both are one.
+                self.absorb(own, id);
+                self.by_address.insert(at, own);
+                return own;
+            }
             // Another process has taken the port: another life of the engine.
         }
         let id = match pid.and_then(|p| self.by_pid.get(&p).copied()) {
@@ -312,6 +335,47 @@ impl Engines {
             }
         }
         id
+    }
+
+    /// What was known of the engine by its address alone is `own`'s.
+    fn absorb(&mut self, own: EngineId, by_address: EngineId) {
+        let Some(old) = self.get_mut(by_address).map(std::mem::take) else { return };
+        let Some(e) = self.get_mut(own) else { return };
+        e.role = e.role.or(old.role);
+        e.address = e.address.or(old.address);
+        e.stops |= old.stops;
+        e.stopped = [e.stopped, old.stopped].into_iter().flatten().min();
+        e.told_paused |= old.told_paused;
+        e.pauses.extend(old.pauses);
+        e.open.extend(old.open);
+        e.followed = [e.followed, old.followed].into_iter().flatten().min();
+        e.blind = e.blind.max(old.blind);
+        if let Some(e) = self.get_mut(by_address) {
+            e.moved = Some(own);
+        }
+    }
+
+    /// Engines that stand still, for the state file.
+    pub(crate) fn standing(&self) -> impl Iterator<Item = Standing> + '_ {
+        self.by_address.iter().filter_map(|((address, netns), id)| {
+            let e = self.get(*id)?;
+            Some(Standing {
+                address: *address,
+                netns: *netns,
+                role: e.role,
+                stops: e.stops,
+                since: e.stopped?,
+            })
+        })
+    }
+
+    /// Takes one back.
+    pub(crate) fn stand(&mut self, s: &Standing) {
+        let id = self.at(s.address, s.netns, None);
+        if let Some(e) = self.get_mut(id) {
+            (e.stops, e.stopped) = (s.stops, Some(s.since));
+            e.role = e.role.or(s.role);
+        }
     }
 
     /// The engine whose HTTP server is reached at `address`, if it is known.
