@@ -186,7 +186,9 @@ impl RoomTable {
             if now >= until {
                 return self.close_room(slot, Outcome::Failed, now, out);
             }
-            return self.wheel.set(slot, until, now);
+            // What was pinned before must not outlive its process meanwhile.
+            let soon = if room.pinned() { now.plus(AGAIN_PINNED) } else { until };
+            return self.wheel.set(slot, until.min(soon), now);
         }
         let (judgement, due) = self.judge_views(room, views, now);
         let judgement = judgement.map(|new| keep_cause(room, new));
