@@ -66,7 +66,7 @@ impl Pseudonyms {
             }
             (Value::Array(items), _) => items.iter().for_each(|item| self.learn(item, kind)),
             (Value::Object(fields), _) => {
-                fields.iter().for_each(|(key, field)| self.learn(field, kind_of(key)))
+                fields.iter().for_each(|(key, field)| self.learn(field, kind_of(key)));
             }
             _ => {}
         }
