@@ -50,6 +50,11 @@ impl Own {
         }
         let mut named = Vec::new();
         endpoint_ports(&event["views"], &mut named);
+        if named.is_empty() {
+            // A room of which only requests are known: the commands name the engine's HTTP port.
+            let commands = event["verdict"]["actions"].as_array().into_iter().flatten();
+            named.extend(commands.filter_map(|a| url_port(a["command"].as_str()?)));
+        }
         named.is_empty() || named.iter().any(|port| self.ports.contains(port))
     }
 
@@ -73,6 +78,13 @@ impl Own {
 pub(crate) fn lines(text: &str) -> impl Iterator<Item = Result<Value>> + '_ {
     let numbered = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
     numbered.map(|(n, line)| serde_json::from_str(line).with_context(|| format!("line {}: not JSON", n + 1)))
+}
+
+/// The port of the first URL in a command.
+fn url_port(command: &str) -> Option<u64> {
+    let (_, url) = command.split_once("http://")?;
+    let (address, _) = url.split_once('/')?;
+    address.rsplit(':').next()?.parse().ok()
 }
 
 /// The ports of every endpoint and peer named in a value.
