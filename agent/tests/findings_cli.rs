@@ -187,3 +187,61 @@ fn explain_says_on_its_first_line_how_many_rooms_share_the_cause_and_what_it_is(
     let line = first(vec![room], vec![other]);
     assert!(line.contains("1 of 12 rooms, cause: abort_before_entry"), "{line}");
 }
+
+/// What a bundle holds, by name.
+fn unpack(path: &std::path::Path) -> std::collections::BTreeMap<String, String> {
+    let file = std::fs::File::open(path).unwrap();
+    let mut archive = tar::Archive::new(flate2::read::GzDecoder::new(file));
+    let mut files = std::collections::BTreeMap::new();
+    for entry in archive.entries().unwrap() {
+        let mut entry = entry.unwrap();
+        let name = entry.path().unwrap().to_string_lossy().trim_start_matches("roomtrace-bundle/").to_owned();
+        let mut content = String::new();
+        std::io::Read::read_to_string(&mut entry, &mut content).unwrap();
+        files.insert(name, content);
+    }
+    files
+}
+
+#[test]
+fn a_bundle_holds_what_the_agent_knows_and_under_other_names_if_wanted() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = dir.path().join("roomtrace.yaml");
+    std::fs::write(&config, "export: {trace_salt: s3cret-salt, otlp: {headers: {x-key: s3cret-key}}}\n")
+        .unwrap();
+    let agent = Agent::start(vec![pinned(7)], vec![finding()]);
+    let bundle = |name: &str, more: &[&str]| {
+        let out = dir.path().join(name);
+        let args = ["bundle", "--out", out.to_str().unwrap(), "--config", config.to_str().unwrap()];
+        let said = agent.ask(&[&args, more].concat());
+        assert_eq!(said.status.code(), Some(0), "{}", String::from_utf8_lossy(&said.stderr));
+        (out, text(&said))
+    };
+    let (plain, said) = bundle("plain.tar.gz", &[]);
+    assert!(said.contains("--anonymous replaces them"), "{said}");
+    let files = unpack(&plain);
+    for name in ["versions.json", "status.json", "config.yaml", "findings.json", "metrics.txt"] {
+        assert!(files.contains_key(name), "{name} of {:?}", files.keys());
+    }
+    assert!(files["explain-7-0.txt"].starts_with("room 7 PINNED"), "{}", files["explain-7-0.txt"]);
+    assert!(files["rooms-pinned.json"].contains("10.0.0.2:4000"));
+    assert!(files.values().all(|f| !f.contains("s3cret")), "no secret is in it");
+    use std::os::unix::fs::PermissionsExt as _;
+    assert_eq!(std::fs::metadata(&plain).unwrap().permissions().mode() & 0o777, 0o600);
+
+    let files = unpack(&bundle("anonymous.tar.gz", &["--anonymous"]).0);
+    for (name, content) in &files {
+        for real in ["10.0.0.2", "node-a", "c0ffeec0ffee"] {
+            assert!(!content.contains(real), "{real} in {name}: {content}");
+        }
+    }
+    assert!(files["rooms-pinned.json"].contains("198.18.0."), "addresses are still addresses");
+
+    // It does not write over another, and without an agent there is none.
+    let again = agent.ask(&["bundle", "--out", plain.to_str().unwrap()]);
+    assert_eq!(again.status.code(), Some(2));
+    agent.stop();
+    let gone = dir.path().join("gone.tar.gz");
+    let out = roomtrace(&["bundle", "--out", gone.to_str().unwrap(), "--api", "http://127.0.0.1:1"]);
+    assert_eq!((out.status.code(), gone.exists()), (Some(3), false));
+}
