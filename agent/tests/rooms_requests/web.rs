@@ -9,7 +9,7 @@ use roomtrace::event::{Addresses, Comm, Mono, SocketId, Task};
 use roomtrace::http::event::{AnswerEnd, Control, Ignored, NotSeen, Outcome, Rooms, Side, WhereSeen, Work};
 use roomtrace::rooms::Config;
 use roomtrace::rooms::model::{
-    BootstrapStep, Connection, EngineGauges, EngineProcess, Input, LegView, RequestStep, Role,
+    BootstrapStep, Connection, EngineGauges, EngineProcess, Input, LegView, Place, RequestStep, Role,
 };
 
 use super::rooms_support::{Layout, MOONCAKE, Sees, World, decode, prefill};
