@@ -48,6 +48,9 @@ pub(super) struct History {
     whole: bool,
     /// It has been told that bytes in it make no sense.
     odd: bool,
+    /// Packets of it were cut short by a capture's snap length.
+    #[serde(default)]
+    cut: bool,
 }
 
 impl History {
@@ -58,7 +61,7 @@ impl History {
 
     /// At the beginning of a stream.
     pub(super) const fn at_start(begun: bool) -> Self {
-        Self { begun, spoke: false, whole: false, odd: false }
+        Self { begun, spoke: false, whole: false, odd: false, cut: false }
     }
 }
 
@@ -136,6 +139,10 @@ impl<F: FnMut(Input<'_>)> Out<'_, F> {
                 self.counters.extra_frames += u64::from(decoded.extra_frames);
                 self.give(Input::Message { at, connection, direction, end, decoded: &decoded });
             }
+            // What is missing of it is no nonsense: it may have been any message.
+            Err(_) if self.history.cut && parts.frames().any(|f| f.is_cut()) => {
+                self.lossy(at, Dropped::NotCaptured, 0);
+            }
             Err(reason) => {
                 self.counters.count_unknown(reason);
                 self.shapes.count(parts);
@@ -201,7 +208,16 @@ pub(super) fn take<F: FnMut(Input<'_>)>(
                 return;
             }
             let was = decoder.confidence();
-            if !pass_over(decoder, out, at, start, u64::from(len)) && was != Confidence::Pending {
+            let cut = reason == NotCaptured::Snaplen && !decoder.is_dead();
+            out.history.cut |= cut;
+            if pass_over(decoder, out, at, start, u64::from(len)) {
+                return;
+            }
+            if cut {
+                // Nobody sends a snap length: whatever was cut may have been the first message of its stream.
+                out.broken();
+                out.lossy(at, Dropped::NotCaptured, u64::from(len));
+            } else if was != Confidence::Pending {
                 out.broken();
                 out.not_understood(at, Dropped::NotCaptured, u64::from(len));
             }

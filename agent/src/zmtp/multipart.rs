@@ -40,6 +40,11 @@ impl<'a> Frame<'a> {
         (u64::try_from(self.bytes.len()) == Ok(self.len)).then_some(self.bytes)
     }
 
+    /// Whether bytes are missing that would have been kept.
+    pub fn is_cut(&self) -> bool {
+        self.bytes.len() < BYTES_KEPT && self.whole().is_none()
+    }
+
     /// Whether the frame has no bytes.
     pub const fn is_empty(&self) -> bool {
         self.len == 0

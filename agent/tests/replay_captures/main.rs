@@ -9,6 +9,7 @@
 )]
 
 mod collect;
+mod cut;
 mod damage;
 mod fixtures;
 mod formats;
