@@ -1,8 +1,8 @@
 //! A pair of real SGLang 0.5.23 servers with its router, captured on loopback, against what its clients know.
 //!
 //! The capture (`fixtures/servers`) has requests through the router and straight to both servers: streamed, hung up at random
-//! moments, refused as too long, with a megabyte of prompt, with decode's KV memory full, and to one server alone. Answers to
-//! `GET` are blanked. A capture knows no processes: roles come from what passes at the bootstrap server.
+//! moments, refused as too long, with a megabyte of prompt, with decode's KV memory full, and to one server alone.
+//! A capture knows no processes: roles come from what passes at the bootstrap server.
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "tests")]
 
 use std::collections::{BTreeMap, BTreeSet};

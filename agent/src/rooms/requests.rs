@@ -17,8 +17,8 @@ use smallvec::SmallVec;
 
 use crate::event::{Mono, SECOND};
 use crate::http::event as web;
-use crate::rooms::model::{Connection, Event, LegEnd, LegView, Outcome, RequestStep, Role};
 use crate::rooms::messages::Seen;
+use crate::rooms::model::{Connection, Event, LegEnd, LegView, Outcome, RequestStep, Role};
 use crate::rooms::peers::{Concluded, EndpointId, NONE};
 use crate::rooms::requests::bootstrap::Bootstraps;
 use crate::rooms::requests::engines::{EngineId, Engines, LOOK_AGAIN};
@@ -266,8 +266,11 @@ impl RoomTable {
         });
         let home = aborted.as_ref().map_or((NONE, NONE), |a| a.2);
         let slot = self.open_room(number, next_life(tomb), a.begun, home, out)?;
-        if let (Some(room), Some((abort, marks, _, has_prefill, request, engine))) = (self.rooms.get_mut(slot), aborted) {
-            (room.abort, room.has_prefill, room.has_decode, room.request) = (abort, has_prefill, true, request);
+        if let (Some(room), Some((abort, marks, _, has_prefill, request, engine))) =
+            (self.rooms.get_mut(slot), aborted)
+        {
+            (room.abort, room.has_prefill, room.has_decode, room.request) =
+                (abort, has_prefill, true, request);
             (room.backend, room.releases) = engine;
             for mark in marks {
                 room.mark(mark);
@@ -336,17 +339,9 @@ impl RoomTable {
         })
     }
 
-    /// Role of an engine that has a room beside one whose part is known. Frames of the room show that it is handed over
-    /// from the one to the other: then it is so for good.
-    fn role_beside(&mut self, engine: EngineId, slot: u32) -> Option<Role> {
-        let room = self.rooms.get(slot)?;
-        let role = room.request.as_deref()?.beside(engine)?;
-        if !room.links.is_empty()
-            && let Some(e) = self.http.engines.get_mut(engine)
-        {
-            e.role.get_or_insert(role);
-        }
-        Some(role)
+    /// Role of an engine that has a room beside one whose part is known.
+    fn role_beside(&self, engine: EngineId, slot: u32) -> Option<Role> {
+        self.rooms.get(slot)?.request.as_deref()?.beside(engine)
     }
 
     /// Role of an engine: as its process table or its numbers have it, or as its ranks have shown.
@@ -407,6 +402,7 @@ impl RoomTable {
         if let Some(leg) = leg.filter(|l| l.seen.ended.is_none())
             && let Some(e) = self.http.engines.get_mut(leg.engine)
         {
+            e.role.get_or_insert(role);
             e.asked(leg.seen.begun);
         }
     }
