@@ -68,6 +68,7 @@ struct Seen {
     lives: BTreeMap<u64, Vec<RoomSnapshot>>,
     /// The highest confidence that a pin of a room ever had.
     pins: BTreeMap<u64, Confidence>,
+    /// Findings above `possible`.
     findings: usize,
 }
 
@@ -85,7 +86,8 @@ fn replay() -> Seen {
                 *highest = v.confidence.max(*highest);
             }
         }
-        seen.findings += pipeline.finding_events().count();
+        seen.findings +=
+            pipeline.finding_events().filter(|e| e.finding().confidence > Confidence::Possible).count();
     };
     let mut step = |pipeline: &mut Pipeline, seen: &mut Seen, to: Mono| {
         let mut at = now.unwrap_or(to);
@@ -124,7 +126,11 @@ fn every_request_is_followed_from_begin_to_end_at_both_servers() {
     let seen = replay();
     assert_eq!((rooms.len(), routed.len()), (52, 12));
     for (number, known) in &rooms {
-        let [life] = &seen.lives[number][..] else { panic!("{number}: more than one life") };
+        let lives = &seen.lives[number];
+        // A busy decode rank sends its ABORT seconds after the hang-up, when the room is over: that opens it again.
+        let again = ["c", "u"].contains(&known.scenario.as_str());
+        assert!(lives.len() == 1 || again, "{number}: {known:?}: {} lives", lives.len());
+        let life = lives.last().unwrap();
         let request = life.request.as_ref().unwrap_or_else(|| panic!("{number}: {known:?}"));
         assert_eq!(request.rid.as_deref(), Some(known.rid.as_str()), "{known:?}");
         for (side, leg) in [("prefill", &request.prefill), ("decode", &request.decode)] {
@@ -138,7 +144,8 @@ fn every_request_is_followed_from_begin_to_end_at_both_servers() {
             assert!(!leg.out_of_sight, "{what}");
         }
         assert!(request.unplaced.is_none(), "{number}");
-        assert!(life.closed_at.is_some(), "{number}: {known:?} is open");
+        // Of `u` prefill may get its request yet, as far as anyone can see: open, never above `possible`.
+        assert!(life.closed_at.is_some() || known.scenario == "u", "{number}: {known:?} is open");
     }
     let through_router: BTreeSet<_> = seen
         .lives
