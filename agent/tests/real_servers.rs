@@ -147,6 +147,7 @@ fn every_request_is_followed_from_begin_to_end_at_both_servers() {
         // Of `u` prefill may get its request yet, as far as anyone can see: open, never above `possible`.
         assert!(life.closed_at.is_some() || known.scenario == "u", "{number}: {known:?} is open");
     }
+    let mut half_seen = 0;
     let through_router: BTreeSet<_> = seen
         .lives
         .iter()
@@ -154,13 +155,17 @@ fn every_request_is_followed_from_begin_to_end_at_both_servers() {
         .map(|(number, lives)| {
             let [life] = &lives[..] else { panic!("{number}: more than one life") };
             let request = life.request.as_ref().unwrap();
-            let legs = [request.prefill.unwrap(), request.decode.unwrap()];
-            assert_eq!(legs.map(|l| end(&l)), [Some(200), Some(200)], "{number}");
+            let legs: Vec<_> =
+                [request.prefill, request.decode].into_iter().flatten().map(|l| end(&l)).collect();
+            // The first room began before anything told which engine is which: its two requests share one place.
+            half_seen += usize::from(legs.len() < 2);
+            assert!(legs.iter().all(|l| *l == Some(200)), "{number}: {legs:?}");
             assert_eq!(life.outcome, Some(Outcome::Success));
             request.rid.as_deref().unwrap().to_owned()
         })
         .collect();
     assert_eq!(through_router, routed);
+    assert_eq!(half_seen, 1);
 }
 
 #[test]
