@@ -244,6 +244,29 @@ mod tests {
         assert!(metrics(b"python_info 1\n").is_err());
     }
 
+    /// What a pair of real servers answered (SGLang 0.5.23), at rest.
+    #[test]
+    fn real_answers() {
+        let prefill = include_bytes!("../../tests/fixtures/servers/prefill.loads.json");
+        let decode = include_bytes!("../../tests/fixtures/servers/decode.loads.json");
+        let told = [(Role::Prefill, &prefill[..], 16_124 + 1_999_122), (Role::Decode, &decode[..], 0)];
+        for (role, body, progress) in told {
+            let g = loads(body).unwrap();
+            assert_eq!((g.role, g.version.as_deref(), g.stale), (Some(role), Some("0.5.23"), false));
+            assert_eq!((g.inflight, g.bootstrap, g.waiting, g.running), (Some(0), Some(0), Some(0), Some(0)));
+            assert_eq!((g.paused, g.progress), (Some(0), Some(progress)));
+            assert_eq!(g.inflight_by_dp, [(0, 0)]);
+        }
+        let prefill = include_bytes!("../../tests/fixtures/servers/prefill.metrics.txt");
+        let decode = include_bytes!("../../tests/fixtures/servers/decode.metrics.txt");
+        for (role, body) in [(Role::Prefill, &prefill[..]), (Role::Decode, &decode[..])] {
+            let g = metrics(body).unwrap();
+            assert_eq!((g.role, g.stale, g.version), (Some(role), true, None));
+            assert_eq!((g.inflight, g.bootstrap, g.waiting, g.running), (Some(0), Some(0), Some(0), Some(0)));
+            assert_eq!(g.inflight_by_dp, [(0, 0)]);
+        }
+    }
+
     proptest::proptest! {
         #[test]
         fn any_bytes_are_read(bytes: Vec<u8>, text in "(sglang[:_][a-z_]{0,20}[{=\"} ,0-9a-z]{0,60}\n){0,5}") {

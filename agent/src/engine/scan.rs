@@ -26,6 +26,9 @@ const MAX_DEPTH: usize = 8;
 /// after its start. Reading them takes a lock in the process read, so not more often.
 const READ_TIMES: u8 = 3;
 
+/// The name that SGLang's router gives itself (sglang-router 0.3.2). It begins as an engine's does, but no rooms are its.
+const ROUTER: &[u8] = b"sglang::router";
+
 /// An engine's HTTP server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
@@ -198,8 +201,8 @@ impl Scanner {
         let Some(mut file) = self.open(pid, "comm") else { return false };
         let mut name = [0; 32];
         let Ok(read) = file.read(&mut name) else { return false };
-        let name = name.get(..read).unwrap_or_default();
-        self.prefixes.iter().any(|prefix| name.starts_with(prefix.as_bytes()))
+        let name = name.get(..read).unwrap_or_default().trim_ascii_end();
+        name != ROUTER && self.prefixes.iter().any(|prefix| name.starts_with(prefix.as_bytes()))
     }
 
     /// Reads one file of a process into `text`.

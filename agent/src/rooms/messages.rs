@@ -411,6 +411,8 @@ impl RoomTable {
         let slot = if let Some(slot) = self.numbers.open(m.room) {
             self.abort_of_request(&seen, &m, decode, generations, slot);
             slot
+        } else if let Some(slot) = self.abort_of_hung_up(&seen, m.room, decode, out) {
+            slot
         } else if self.is_late_for(m.room, seen.at) {
             self.tally.turned_away.late += 1;
             self.abort_of_concluded(&seen, m.room, decode);

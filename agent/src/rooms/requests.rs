@@ -17,8 +17,9 @@ use smallvec::SmallVec;
 
 use crate::event::{Mono, SECOND};
 use crate::http::event as web;
+use crate::rooms::messages::Seen;
 use crate::rooms::model::{Connection, Event, LegEnd, LegView, Outcome, RequestStep, Role};
-use crate::rooms::peers::{Concluded, NONE};
+use crate::rooms::peers::{Concluded, EndpointId, NONE};
 use crate::rooms::requests::bootstrap::Bootstraps;
 use crate::rooms::requests::engines::{EngineId, Engines, LOOK_AGAIN};
 use crate::rooms::requests::late_aborts::LateAborts;
@@ -54,6 +55,8 @@ struct Open {
     engine: EngineId,
     /// Slots and generations.
     rooms: SmallVec<[(u32, u32); 1]>,
+    /// Those of its rooms that have closed, as they are kept: decode still writes when the KV cache has long been handed over.
+    closed: SmallVec<[u64; 1]>,
 }
 
 /// A request that has been asked for, before its rooms are looked at.
@@ -170,10 +173,12 @@ impl RoomTable {
             e.open.insert((begun, key), first);
         }
         self.http.places += rooms.len();
-        for (slot, _) in &rooms {
-            self.settle(*slot, at, out);
+        let slots: SmallVec<[u32; 1]> = rooms.iter().map(|(slot, _)| *slot).collect();
+        self.http.open.insert(key, Open { begun, engine, rooms, closed: SmallVec::new() });
+        for slot in slots {
+            self.place_requests(slot, at);
+            self.settle(slot, at, out);
         }
-        self.http.open.insert(key, Open { begun, engine, rooms });
     }
 
     /// Joins a request to its room, which it opens if need be. `None`: it is followed elsewhere already, or late, or
@@ -214,16 +219,12 @@ impl RoomTable {
             open: 1,
             engine: a.engine,
         };
+        // The server's end tells what the client's has told: it is followed from there.
+        let told_twice = r.take_leg(|l| same_request(l, a)).map(|l| l.key);
         let place = r.place(role);
-        let mut told_twice = None;
-        match *place {
-            // The server's end tells what the client's has told: it is followed from there.
-            Some(old) if same_request(&old, a) => told_twice = Some(old.key),
-            Some(old) if old.is_open() => {
-                leg.open = old.open.saturating_add(1);
-                leg.seen.begun = old.seen.begun;
-            }
-            _ => {}
+        if let Some(old) = place.filter(Leg::is_open) {
+            leg.open = old.open.saturating_add(1);
+            leg.seen.begun = old.seen.begun;
         }
         let again = leg.open > 1 && !by_decode;
         *place = Some(leg);
@@ -255,11 +256,58 @@ impl RoomTable {
                 return None;
             }
         }
-        // Of an engine elsewhere only what it means for a room of this host counts.
-        if !a.here {
+        // Of an engine elsewhere only what it means for a room of this host counts. An address that talks to itself is here.
+        if !a.here && a.client.ip() != a.server.ip() {
             return None;
         }
-        self.open_room(number, next_life(tomb), a.begun, (NONE, NONE), out)
+        let aborted = self.hung_up_at_decode(number, a.begun).filter(|r| r.abort.is_some()).map(|r| {
+            let marks: Vec<_> = r.marks.iter().copied().collect();
+            (r.abort, marks, r.home, r.has_prefill, r.request.clone(), (r.backend, r.releases))
+        });
+        let home = aborted.as_ref().map_or((NONE, NONE), |a| a.2);
+        let slot = self.open_room(number, next_life(tomb), a.begun, home, out)?;
+        if let (Some(room), Some((abort, marks, _, has_prefill, request, engine))) =
+            (self.rooms.get_mut(slot), aborted)
+        {
+            (room.abort, room.has_prefill, room.has_decode, room.request) =
+                (abort, has_prefill, true, request);
+            (room.backend, room.releases) = engine;
+            for mark in marks {
+                room.mark(mark);
+            }
+        }
+        Some(slot)
+    }
+
+    /// The last life of this number, if its client hung up at decode before prefill had its request: what comes for the
+    /// number now belongs to it (decode sends its ABORT, and a router the other request, when it comes to it).
+    fn hung_up_at_decode(&self, number: u64, at: Mono) -> Option<&Room> {
+        if !self.is_late_for(number, at) {
+            return None;
+        }
+        let last = self.closed.iter().rev().find(|r| r.room == number)?;
+        let r = last.request.as_deref()?;
+        let hung_up = r.decode?.seen.ended.is_some_and(|(_, how)| how == LegEnd::ClientHungUp);
+        (hung_up && r.prefill.is_none() && last.links.is_empty()).then_some(last)
+    }
+
+    /// An ABORT whose room was over when its client had hung up: a busy decode rank sends it seconds later, and prefill may
+    /// get its request after that. Opens the room again.
+    pub(crate) fn abort_of_hung_up(
+        &mut self,
+        seen: &Seen<'_>,
+        number: u64,
+        decode: EndpointId,
+        out: &mut Vec<Event>,
+    ) -> Option<u32> {
+        let last = self.hung_up_at_decode(number, seen.at).filter(|r| r.abort.is_none())?;
+        let request = last.request.clone();
+        let life = next_life(self.numbers.tomb(number));
+        let slot = self.open_room(number, life, seen.at, (seen.target, decode), out)?;
+        if let Some(room) = self.rooms.get_mut(slot) {
+            room.request = request;
+        }
+        Some(slot)
     }
 
     /// Whether a decode rank sent it, to have a room again that it retracted.
@@ -285,9 +333,15 @@ impl RoomTable {
             match (prefill, decode) {
                 (true, false) => Some(Role::Prefill),
                 (false, true) => Some(Role::Decode),
-                _ => None,
+                // Both, or neither: if one engine is known, the other one that has the room plays the other part.
+                _ => self.role_beside(engine, slot),
             }
         })
+    }
+
+    /// Role of an engine that has a room beside one whose part is known.
+    fn role_beside(&self, engine: EngineId, slot: u32) -> Option<Role> {
+        self.rooms.get(slot)?.request.as_deref()?.beside(engine)
     }
 
     /// Role of an engine: as its process table or its numbers have it, or as its ranks have shown.
@@ -348,19 +402,36 @@ impl RoomTable {
         if let Some(leg) = leg.filter(|l| l.seen.ended.is_none())
             && let Some(e) = self.http.engines.get_mut(leg.engine)
         {
+            e.role.get_or_insert(role);
             e.asked(leg.seen.begun);
         }
     }
 
     fn first_body_byte(&mut self, at: Mono, key: RequestKey, out: &mut Vec<Event>) {
-        let rooms = self.http.open.get(&key).map(|o| o.rooms.clone()).unwrap_or_default();
-        for (slot, generation) in rooms {
+        let Some(open) = self.http.open.get(&key) else { return };
+        for number in open.closed.clone() {
+            let closed = self.closed.get_mut(number).and_then(|r| r.request.as_deref_mut());
+            for leg in closed.into_iter().flat_map(RoomRequest::legs_mut).filter(|l| l.key == key) {
+                leg.seen.first_byte.get_or_insert(at);
+            }
+        }
+        let Some(open) = self.http.open.get(&key) else { return };
+        for (slot, generation) in open.rooms.clone() {
             let Some(room) = self.rooms.current(slot, generation) else { continue };
             let Some(r) = room.request.as_deref_mut() else { continue };
             for leg in r.legs_mut().filter(|l| l.key == key) {
                 leg.seen.first_byte.get_or_insert(at);
             }
             self.request_moved(slot, at, out);
+        }
+    }
+
+    /// A room has closed before these requests of it were over: they are followed on, for its record.
+    pub(crate) fn follow_closed(&mut self, requests: &[RequestKey], number: u64) {
+        for key in requests {
+            if let Some(open) = self.http.open.get_mut(key) {
+                open.closed.push(number);
+            }
         }
     }
 
@@ -388,9 +459,7 @@ impl RoomTable {
         if answered && let Some(e) = self.http.engines.get_mut(open.engine) {
             e.finished(open.begun, at, grace);
         }
-        for (slot, generation) in open.rooms {
-            let Some(room) = self.rooms.current(slot, generation) else { continue };
-            let Some(r) = room.request.as_deref_mut() else { continue };
+        let over = |r: &mut RoomRequest| {
             // Several requests at one engine share a leg: it is over when the last of them is.
             if let Some(leg) = r.legs_mut().find(|l| l.is_open() && l.is_of(key, open.engine)) {
                 leg.open = leg.open.saturating_sub(1);
@@ -399,6 +468,16 @@ impl RoomTable {
                     leg.seen.status = status;
                 }
             }
+        };
+        for number in open.closed {
+            if let Some(r) = self.closed.get_mut(number).and_then(|r| r.request.as_deref_mut()) {
+                over(r);
+            }
+        }
+        for (slot, generation) in open.rooms {
+            let Some(room) = self.rooms.current(slot, generation) else { continue };
+            let Some(r) = room.request.as_deref_mut() else { continue };
+            over(r);
             if answered {
                 self.answered_by_request(slot, at);
             }
@@ -427,12 +506,20 @@ impl RoomTable {
 
     fn out_of_sight(&mut self, at: Mono, key: RequestKey, out: &mut Vec<Event>) {
         let Some(open) = self.forget_request(key) else { return };
-        for (slot, generation) in open.rooms {
-            let Some(room) = self.rooms.current(slot, generation) else { continue };
-            let Some(r) = room.request.as_deref_mut() else { continue };
+        let lost = |r: &mut RoomRequest| {
             for leg in r.legs_mut().filter(|l| l.is_open() && l.is_of(key, open.engine)) {
                 leg.seen.out_of_sight = true;
             }
+        };
+        for number in open.closed {
+            if let Some(r) = self.closed.get_mut(number).and_then(|r| r.request.as_deref_mut()) {
+                lost(r);
+            }
+        }
+        for (slot, generation) in open.rooms {
+            let Some(room) = self.rooms.current(slot, generation) else { continue };
+            let Some(r) = room.request.as_deref_mut() else { continue };
+            lost(r);
             self.request_moved(slot, at, out);
         }
     }
@@ -485,7 +572,12 @@ impl RoomTable {
             e.open.insert((leg.seen.begun, leg.key), slot);
         }
         let open = self.http.open.entry(leg.key);
-        let open = open.or_insert_with(|| Open { begun: leg.seen.begun, engine, rooms: SmallVec::new() });
+        let open = open.or_insert_with(|| Open {
+            begun: leg.seen.begun,
+            engine,
+            rooms: SmallVec::new(),
+            closed: SmallVec::new(),
+        });
         open.rooms.push((slot, generation));
         self.http.places += 1;
         if let Some(r) = self.rooms.get_mut(slot).and_then(|r| r.request.as_deref_mut()) {

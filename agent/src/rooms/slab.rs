@@ -153,11 +153,13 @@ pub(crate) struct Closed {
     /// Where the next one goes, once the ring is full: where the oldest is.
     next: usize,
     max: usize,
+    /// How many were ever kept.
+    kept: u64,
 }
 
 impl Closed {
     pub(crate) const fn new(max: usize) -> Self {
-        Self { ring: Vec::new(), next: 0, max }
+        Self { ring: Vec::new(), next: 0, max, kept: 0 }
     }
 
     pub(crate) const fn len(&self) -> usize {
@@ -165,7 +167,10 @@ impl Closed {
     }
 
     /// Keeps what is known of a room in place of the oldest. Copied: the room's own memory is used again at once.
-    pub(crate) fn keep(&mut self, room: &mut Room) {
+    /// Returns its number, for [`Self::get_mut`].
+    pub(crate) fn keep(&mut self, room: &mut Room) -> u64 {
+        let number = self.kept;
+        self.kept += 1;
         if self.ring.len() < self.max {
             let mut kept = Room::new(room.room, room.incarnation, room.opened_at, room.home);
             kept.take_over(room);
@@ -174,6 +179,17 @@ impl Closed {
             oldest.take_over(room);
             self.next = (self.next + 1) % self.max;
         }
+        number
+    }
+
+    /// The room that was the `number`th to be kept, if it still is.
+    pub(crate) fn get_mut(&mut self, number: u64) -> Option<&mut Room> {
+        let back = self.kept.checked_sub(number)?;
+        if number >= self.kept || back > self.ring.len() as u64 {
+            return None;
+        }
+        let place = number.checked_rem(self.max as u64)?;
+        self.ring.get_mut(usize::try_from(place).ok()?)
     }
 
     /// Oldest first.

@@ -5,6 +5,7 @@
 use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
 
 use crate::event::{Mono, SocketId};
 use crate::http::event as web;
@@ -104,6 +105,16 @@ impl RoomRequest {
         }
     }
 
+    /// The part that `engine` plays in the room, if another engine is known to play one.
+    pub(crate) fn beside(&self, engine: EngineId) -> Option<Role> {
+        let other = |leg: &Option<Leg>| leg.is_some_and(|l| l.engine != engine && l.engine != nobody());
+        match (other(&self.prefill), other(&self.decode)) {
+            (true, false) => Some(Role::Decode),
+            (false, true) => Some(Role::Prefill),
+            _ => None,
+        }
+    }
+
     pub(crate) const fn place(&mut self, role: Option<Role>) -> &mut Option<Leg> {
         match role {
             Some(Role::Prefill) => &mut self.prefill,
@@ -118,6 +129,17 @@ impl RoomRequest {
 
     pub(crate) fn legs_mut(&mut self) -> impl Iterator<Item = &mut Leg> {
         [&mut self.prefill, &mut self.decode, &mut self.unplaced].into_iter().flatten()
+    }
+
+    /// Takes out the leg that `is_it`.
+    pub(crate) fn take_leg(&mut self, is_it: impl Fn(&Leg) -> bool) -> Option<Leg> {
+        let legs = [&mut self.prefill, &mut self.decode, &mut self.unplaced];
+        legs.into_iter().find(|l| l.as_ref().is_some_and(&is_it)).and_then(Option::take)
+    }
+
+    /// The requests that are not over.
+    pub(crate) fn open_keys(&self) -> SmallVec<[RequestKey; 3]> {
+        self.legs().filter(|l| l.is_open()).map(|l| l.key).collect()
     }
 
     /// Whether the leg at `role` is open, at an engine of this host.
