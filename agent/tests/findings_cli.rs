@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests")]
 
 use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt as _;
 use std::process::{Command, Output};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -226,7 +227,6 @@ fn a_bundle_holds_what_the_agent_knows_and_under_other_names_if_wanted() {
     assert!(files["explain-7-0.txt"].starts_with("room 7 PINNED"), "{}", files["explain-7-0.txt"]);
     assert!(files["rooms-pinned.json"].contains("10.0.0.2:4000"));
     assert!(files.values().all(|f| !f.contains("s3cret")), "no secret is in it");
-    use std::os::unix::fs::PermissionsExt as _;
     assert_eq!(std::fs::metadata(&plain).unwrap().permissions().mode() & 0o777, 0o600);
 
     let files = unpack(&bundle("anonymous.tar.gz", &["--anonymous"]).0);

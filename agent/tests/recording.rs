@@ -1,6 +1,13 @@
 //! Recordings: what is written while a capture is played says, when it is played itself, the same of every room; a ring that
 //! has lost its beginning, lines that are missing and any bytes give nothing wrong.
-#![allow(missing_docs, clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "tests")]
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::naive_bytecount,
+    reason = "tests"
+)]
 
 use std::io::{BufReader, Cursor};
 use std::path::{Path, PathBuf};

@@ -261,7 +261,7 @@ impl RoomTable {
             return None;
         }
         let aborted = self.hung_up_at_decode(number, a.begun).filter(|r| r.abort.is_some()).map(|r| {
-            let marks: Vec<_> = r.marks.iter().copied().collect();
+            let marks = r.marks.clone();
             (r.abort, marks, r.home, r.has_prefill, r.request.clone(), (r.backend, r.releases))
         });
         let home = aborted.as_ref().map_or((NONE, NONE), |a| a.2);

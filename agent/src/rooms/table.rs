@@ -464,7 +464,8 @@ impl RoomTable {
         }
         self.numbers.end(room.room, at, room.all_heard());
         out.push(Event::Closed(Arc::new(self.snapshot_of(&room, at))));
-        let requests = room.request.as_deref().map(|r| r.open_keys()).unwrap_or_default();
+        let requests =
+            room.request.as_deref().map(super::requests::legs::RoomRequest::open_keys).unwrap_or_default();
         let number = self.closed.keep(&mut room);
         self.follow_closed(&requests, number);
         self.rooms.reuse(room);
