@@ -1,7 +1,7 @@
 //! Findings: what is wrong with an engine as a whole, and the rooms that one cause pins, as one thing.
 //!
 //! Pure: no I/O, no clock (time is an argument). Bounded: at most [`MAX_FINDINGS`] are open, those without pinned rooms
-//! ([`RoomTable::raise`]) in a quarter of the places, so that they never crowd a cause of pins out; more are counted. A
+//! (`RoomTable::raise`) in a quarter of the places, so that they never crowd a cause of pins out; more are counted. A
 //! pin costs a few look-ups here, however many rooms share its cause; words are made only when a finding is told or read.
 
 use std::collections::{BTreeSet, VecDeque};
@@ -407,7 +407,7 @@ impl RoomTable {
         gauges
     }
 
-    /// Findings that found no place, events that nobody fetched, and what was not measured for one ([`super::rates`])
+    /// Findings that found no place, events that nobody fetched, and what was not measured for one
     /// because a table was full.
     pub const fn findings_turned_away(&self) -> u64 {
         self.findings.turned_away.saturating_add(self.rates.turned_away)
