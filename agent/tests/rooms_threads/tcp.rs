@@ -1,0 +1,283 @@
+//! What TCP cannot deliver, and what nobody reads.
+
+use roomtrace::event::{Direction, Sequence, Stand, TcpState, Trouble};
+use roomtrace::rooms::model::{Input, Outcome, Role};
+use roomtrace::sglang::message::KvPoll;
+use roomtrace::verdict::model::{Class, Confidence};
+
+use super::rooms_support::*;
+use super::{ROOM, again, quiet, says, stands, trouble, world};
+
+/// A rank that has an acknowledged connection to decode and then says STATUS into a black hole.
+pub(crate) fn black_hole(sees: Sees) -> (World, u32) {
+    let mut w = world(sees);
+    let (p, d) = (prefill(0), decode(0));
+    w.healthy(1, &d, &p, 20);
+    let una = w.sent_to(&p, &d);
+    w.acknowledge(&p, &d, una);
+    w.metadata(ROOM, &d, &p);
+    w.to(2000);
+    w.tell(ROOM, &p, &d, KvPoll::Success, false);
+    (w, una)
+}
+
+#[test]
+fn a_status_into_a_black_hole_is_likely_lost_within_two_seconds() {
+    let (mut w, una) = black_hole(Sees::Prefill);
+    let (p, d) = (prefill(0), decode(0));
+    // As the kernel does it: 0.2 s, 0.6 s, 1.4 s, 3 s after the message.
+    for ms in [2200, 2600] {
+        w.to(ms);
+        again(&mut w, &p, &d, una);
+    }
+    w.to(3100);
+    assert!(w.pin(ROOM).is_none(), "not yet");
+    assert_eq!(w.outcomes(ROOM), [], "nor over");
+    w.to(3400);
+    let (_, v) = w.pin(ROOM).unwrap();
+    assert_eq!((v.class, v.confidence), (Class::StatusLost, Confidence::Likely));
+    assert!(says(v, "has not acknowledged the STATUS") && says(v, "2 retransmissions"), "{:?}", v.evidence);
+    assert_eq!(v.act_on.as_ref().unwrap().role, Some(Role::Decode));
+    for ms in [3400, 5000, 8000] {
+        w.to(ms);
+        again(&mut w, &p, &d, una);
+    }
+    // The kernel gives up.
+    w.state(&p, &d, Direction::Sent, TcpState::Established, TcpState::Close, 110);
+    let v = w.verdict(ROOM);
+    assert_eq!((v.class, v.confidence), (Class::StatusLost, Confidence::Certain));
+    assert!(says(&v, "timed out"));
+}
+
+#[test]
+fn a_reset_is_only_told_by_the_end_of_the_connection_what_it_cost() {
+    let (mut w, una) = black_hole(Sees::Prefill);
+    let (p, d) = (prefill(0), decode(0));
+    w.to(2200);
+    again(&mut w, &p, &d, una);
+    w.wait(50);
+    trouble(&mut w, &p, &d, Trouble::ResetReceived);
+    assert!(w.pin(ROOM).is_none(), "it may have been acknowledged since");
+    w.state(&p, &d, Direction::Sent, TcpState::Established, TcpState::Close, 104);
+    let (_, v) = w.pin(ROOM).unwrap();
+    assert_eq!((v.class, v.confidence), (Class::StatusLost, Confidence::Certain));
+    assert!(says(v, "reset by peer"));
+}
+
+#[test]
+fn a_retransmission_that_arrives_is_nothing() {
+    let (mut w, una) = black_hole(Sees::Prefill);
+    let (p, d) = (prefill(0), decode(0));
+    w.to(2200);
+    again(&mut w, &p, &d, una);
+    w.to(2600);
+    let end = w.sent_to(&p, &d);
+    w.acknowledge(&p, &d, end);
+    assert_eq!(w.outcomes(ROOM), [Outcome::Success]);
+    w.to(60_000);
+    assert_eq!(w.names(ROOM), ["room_closed"]);
+    assert_eq!(w.last(ROOM).messages.last().unwrap().acknowledged, Some(true));
+}
+
+#[test]
+fn a_retransmission_of_what_lies_behind_the_status_is_nothing() {
+    let (mut w, _) = black_hole(Sees::Prefill);
+    let (p, d) = (prefill(0), decode(0));
+    let end = w.sent_to(&p, &d);
+    for ms in [2200, 2600, 3400, 5000] {
+        w.to(ms);
+        again(&mut w, &p, &d, end);
+    }
+    assert_eq!(w.names(ROOM), ["room_closed"]);
+}
+
+#[test]
+fn progress_starts_the_clock_of_retransmissions_anew() {
+    let (mut w, una) = black_hole(Sees::Prefill);
+    let (p, d) = (prefill(0), decode(0));
+    w.to(2200);
+    again(&mut w, &p, &d, una);
+    w.to(2900);
+    again(&mut w, &p, &d, una + 50);
+    w.to(3700);
+    assert!(w.pin(ROOM).is_none(), "the first byte went through");
+    w.to(4200);
+    assert_eq!(w.verdict(ROOM).class, Class::StatusLost);
+}
+
+#[test]
+fn metadata_into_a_half_open_connection_is_a_stale_endpoint() {
+    let mut w = world(Sees::Decode);
+    let (p, d) = (prefill(0), decode(0));
+    let una = w.sent_to(&d, &p);
+    w.acknowledge(&d, &p, una);
+    w.metadata(ROOM, &d, &p);
+    for ms in [200, 600, 1400] {
+        w.to(ms);
+        again(&mut w, &d, &p, una);
+    }
+    let (at, v) = w.pin(ROOM).unwrap();
+    assert!(at < 1.5);
+    assert_eq!((v.class, v.confidence), (Class::StaleEndpoint, Confidence::Likely));
+    assert!(says(v, "has not acknowledged the METADATA"), "{:?}", v.evidence);
+    let end = w.sent_to(&d, &p);
+    w.acknowledge(&d, &p, end);
+    w.wait(1500);
+    assert_eq!(w.names(ROOM), ["room_pinned", "room_recovered"]);
+}
+
+#[test]
+fn an_abort_into_a_half_open_connection_leaves_prefill_waiting() {
+    let mut w = world(Sees::Decode);
+    let (p, d) = (prefill(0), decode(0));
+    w.metadata(ROOM, &d, &p);
+    let una = w.sent_to(&d, &p);
+    w.acknowledge(&d, &p, una);
+    w.to(1000);
+    w.abort(ROOM, &d, &p, Some(1));
+    for ms in [1200, 1600, 2400] {
+        w.to(ms);
+        again(&mut w, &d, &p, una);
+    }
+    let v = w.verdict(ROOM);
+    assert_eq!((v.class, v.confidence), (Class::StaleEndpoint, Confidence::Likely));
+    assert!(says(&v, "has not acknowledged the ABORT"), "{:?}", v.evidence);
+    w.to(40_000);
+    assert!(w.last(ROOM).pinned(), "nothing has told prefill");
+    let end = w.sent_to(&d, &p);
+    w.acknowledge(&d, &p, end);
+    w.wait(2000);
+    assert_eq!(w.outcomes(ROOM), [Outcome::Failed]);
+}
+
+#[test]
+fn a_stand_says_what_a_retransmission_says() {
+    let (mut w, una) = black_hole(Sees::Prefill);
+    let (p, d) = (prefill(0), decode(0));
+    let socket = w.end(&p, &d, Direction::Sent).socket;
+    let write = w.sent_to(&p, &d);
+    for ms in [2500, 3600] {
+        w.to(ms);
+        let sequence = Sequence { write, una, copied: 1, rcv_nxt: 1 };
+        let stand = Stand { state: TcpState::Established, sequence, sent: write, retransmits: 3 };
+        let at = w.mono();
+        w.input(&Input::Stand { at, socket, stand });
+    }
+    w.to(3800);
+    let v = w.verdict(ROOM);
+    assert_eq!((v.class, v.confidence), (Class::StatusLost, Confidence::Likely));
+    assert!(says(&v, "3 retransmissions"));
+    let sequence = Sequence { write, una: write, copied: 1, rcv_nxt: 1 };
+    let stand = Stand { state: TcpState::Established, sequence, sent: write, retransmits: 0 };
+    let at = w.mono();
+    w.input(&Input::Stand { at, socket, stand });
+    assert_eq!(w.outcomes(ROOM), [Outcome::Success]);
+}
+
+#[test]
+fn unread_bytes_show_that_a_rank_does_not_read() {
+    let mut w = world(Sees::Prefill);
+    w.healthy(1, &decode(0), &prefill(0), 20);
+    w.metadata(ROOM, &decode(0), &prefill(0));
+    for ms in [11_500, 12_500, 13_500, 14_600] {
+        w.to(ms);
+        stands(&mut w, &decode(0), &prefill(0), 1000, 300);
+        if ms == 12_500 {
+            assert_eq!(w.verdict(ROOM).confidence, Confidence::Possible, "a second is nothing");
+        }
+    }
+    w.wait(1500);
+    let v = w.verdict(ROOM);
+    assert_eq!((v.class, v.confidence), (Class::ReceiverSilent, Confidence::Likely));
+    assert!(says(&v, "does not read: 300 bytes"), "{:?}", v.evidence);
+    // It reads on, if slowly.
+    stands(&mut w, &decode(0), &prefill(0), 1100, 200);
+    w.wait(1500);
+    assert_eq!(w.verdict(ROOM).confidence, Confidence::Possible);
+}
+
+#[test]
+fn a_fin_is_no_unread_byte() {
+    let mut w = world(Sees::Prefill);
+    w.metadata(ROOM, &decode(0), &prefill(0));
+    let socket = w.end(&decode(0), &prefill(0), Direction::Received).socket;
+    for ms in [11_500, 12_500, 15_600] {
+        w.to(ms);
+        let sequence = Sequence { write: 1, una: 1, copied: 1000, rcv_nxt: 1001 };
+        let stand = Stand { state: TcpState::CloseWait, sequence, sent: 1, retransmits: 0 };
+        let at = w.mono();
+        w.input(&Input::Stand { at, socket, stand });
+    }
+    quiet(&mut w, ROOM, 2000);
+}
+
+#[test]
+fn several_unread_sockets_of_a_process_are_a_stalled_engine() {
+    let mut w = world(Sees::Prefill);
+    w.register(&decode(1), &prefill(0));
+    w.metadata(ROOM, &decode(0), &prefill(0));
+    for ms in [11_500, 15_000] {
+        w.to(ms);
+        stands(&mut w, &decode(0), &prefill(0), 1000, 300);
+        stands(&mut w, &decode(1), &prefill(0), 2000, 100);
+    }
+    w.wait(1500);
+    let v = w.verdict(ROOM);
+    assert_eq!((v.class, v.confidence), (Class::EngineStalled, Confidence::Likely));
+    assert!(says(&v, "2 sockets"));
+}
+
+#[test]
+fn a_status_that_decode_does_not_read_is_decodes() {
+    let mut w = world(Sees::Both);
+    let (p, d) = (prefill(0), decode(0));
+    w.healthy(1, &d, &p, 20);
+    w.metadata(ROOM, &d, &p);
+    w.wait(100);
+    w.tell(ROOM, &p, &d, KvPoll::Success, false);
+    for ms in [5000, 9000, 13_000] {
+        w.to(ms);
+        stands(&mut w, &p, &d, 500, 100);
+    }
+    w.wait(1500);
+    let v = w.verdict(ROOM);
+    assert_eq!((v.class, v.confidence), (Class::ReceiverSilent, Confidence::Likely));
+    assert_eq!(v.owed_by.unwrap().role, Some(Role::Decode));
+}
+
+#[test]
+fn only_connections_that_overdue_rooms_wait_on_are_asked_about() {
+    let mut w = world(Sees::Both);
+    w.healthy(1, &decode(0), &prefill(0), 20);
+    w.metadata(ROOM, &decode(0), &prefill(0));
+    assert_eq!(w.table.asks(), []);
+    w.to(11_500);
+    assert!(w.last(ROOM).pinned());
+    let mut expected = vec![
+        w.end(&decode(0), &prefill(0), Direction::Sent).socket,
+        w.end(&decode(0), &prefill(0), Direction::Received).socket,
+        w.end(&prefill(0), &decode(0), Direction::Received).socket,
+    ];
+    expected.sort_unstable();
+    assert_eq!(w.table.asks(), expected);
+    w.status(ROOM, &prefill(0), &decode(0), KvPoll::Success);
+    w.wait(1500);
+    assert_eq!(w.table.asks(), []);
+}
+
+#[test]
+fn not_more_than_64_are_asked_about_at_a_time_and_all_in_turn() {
+    let mut w = World::new(Sees::Prefill);
+    for n in 0..100 {
+        w.metadata(u64::from(n) + 1, &decode(n), &prefill(0));
+    }
+    w.to(12_000);
+    let mut seen = std::collections::BTreeSet::new();
+    for _ in 0..5 {
+        let asked = w.table.asks();
+        assert_eq!(asked.len(), 64);
+        seen.extend(asked);
+        w.wait(1000);
+    }
+    assert_eq!(seen.len(), 100);
+}
