@@ -174,6 +174,9 @@ impl Archive {
             if io::Read::take(from.by_ref(), LINE_MAX).read_until(b'\n', &mut line)? == 0 {
                 break;
             }
+            if line.last() != Some(&b'\n') {
+                continue;
+            }
             let Some(names) = &mut self.pseudonyms else {
                 out.extend_from_slice(&line);
                 continue;

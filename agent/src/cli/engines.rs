@@ -131,6 +131,6 @@ fn millis(duration: std::time::Duration) -> f64 {
 }
 
 /// A refused request to the kernel side costs one answer, not the agent.
-fn told<T>(result: Result<T, KernelError>) -> Option<T> {
+pub(super) fn told<T>(result: Result<T, KernelError>) -> Option<T> {
     result.inspect_err(|error| tracing::warn!(%error, "could not tell the kernel programs")).ok()
 }

@@ -9,7 +9,7 @@ use anyhow::Context as _;
 use serde_json::{Value, json};
 
 use super::config::Config;
-use super::engines::Engines;
+use super::engines::{Engines, told};
 use super::{End, Failure, Outcome, measure, recording, room_config};
 use crate::control::Judgement;
 use crate::event::{Mono, SECOND};
@@ -225,10 +225,10 @@ impl Agent {
                 Judgement::Http => kernel::Judgement::Http,
                 Judgement::Foreign => kernel::Judgement::Foreign,
             };
-            warn(capture.judge(socket, answer));
+            told(capture.judge(socket, answer));
         }
         for endpoint in pipeline.endpoints() {
-            warn(capture.watch_endpoint(endpoint));
+            told(capture.watch_endpoint(endpoint));
         }
     }
 
@@ -375,13 +375,6 @@ fn take_up(config: &Config, capture: &mut Capture, keeper: Option<&Keeper>) -> P
         "going on from the state file"
     );
     pipeline
-}
-
-/// A refused map update costs one answer, not the agent.
-fn warn<T>(result: Result<T, kernel::KernelError>) {
-    if let Err(error) = result {
-        tracing::warn!(%error, "could not tell the kernel programs");
-    }
 }
 
 fn capture_config(config: &Config) -> CaptureConfig {

@@ -23,11 +23,21 @@ fn kind_of(key: &str) -> Option<&'static str> {
     KEYS.iter().find(|(k, _)| *k == key).map(|(_, kind)| *kind)
 }
 
+/// Shortest name that is replaced within a text, bytes.
+const SHORTEST: usize = 4;
+
+/// What host names, ids of containers, pods and most requests are made of.
+const fn is_word(c: char) -> bool {
+    c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.')
+}
+
 /// What has been renamed so far.
 #[derive(Debug, Default)]
 pub(super) struct Pseudonyms {
     addresses: HashMap<IpAddr, IpAddr>,
     names: HashMap<String, String>,
+    /// Those of them that are no single word, to be looked for one by one.
+    odd: Vec<String>,
     counts: HashMap<&'static str, usize>,
 }
 
@@ -48,6 +58,9 @@ impl Pseudonyms {
         let n = self.counts.entry(kind).or_insert(0);
         *n += 1;
         let other = format!("{kind}-{n}");
+        if name.len() >= SHORTEST && (!name.chars().all(is_word) || name.ends_with('.')) {
+            self.odd.push(name.to_owned());
+        }
         self.names.insert(name.to_owned(), other.clone());
         other
     }
@@ -86,13 +99,32 @@ impl Pseudonyms {
 
     /// Renames in a text what is known by then, and every address.
     pub(super) fn text(&mut self, text: &str) -> String {
-        let mut out = self.addresses_in(text);
-        for (name, other) in &self.names {
-            // A short one is found in other words.
-            if name.len() >= 4 && out.contains(name.as_str()) {
+        let addressed = self.addresses_in(text);
+        let mut out = self.words_in(&addressed);
+        for name in &self.odd {
+            if let Some(other) = self.names.get(name).filter(|_| out.contains(name.as_str())) {
                 out = out.replace(name.as_str(), other);
             }
         }
+        out
+    }
+
+    /// Renames every word that is a name: one look-up each, however many names there are.
+    fn words_in(&self, text: &str) -> String {
+        let mut out = String::with_capacity(text.len());
+        let mut rest = text;
+        while let Some(start) = rest.find(is_word) {
+            let (before, from) = rest.split_at(start);
+            out.push_str(before);
+            let (word, behind) = from.split_at(from.find(|c| !is_word(c)).unwrap_or(from.len()));
+            let bare = word.trim_end_matches('.');
+            // A short one is another word.
+            let other = self.names.get(bare).filter(|_| bare.len() >= SHORTEST);
+            out.push_str(other.map_or(bare, String::as_str));
+            out.push_str(word.get(bare.len()..).unwrap_or_default());
+            rest = behind;
+        }
+        out.push_str(rest);
         out
     }
 
@@ -177,6 +209,18 @@ mod tests {
         );
         assert_eq!(value["evidence"][0], "request of rid-1 at host-1");
         assert!(text.contains("5123456789012345678") && text.contains("2026-11-30T03:11:11Z"), "{text}");
+    }
+
+    #[test]
+    fn names_of_several_words_and_names_at_the_end_of_a_sentence_are_found() {
+        let mut names = Pseudonyms::default();
+        names.name("tenant a/7", "rid");
+        names.name("node-b", "host");
+        assert_eq!(names.text("(tenant a/7) came to node-b."), "(rid-1) came to host-1.");
+        assert_eq!(
+            names.text("node-bb is another, /var/node-b/x is not"),
+            "node-bb is another, /var/host-1/x is not"
+        );
     }
 
     proptest! {
