@@ -52,6 +52,41 @@ fn a_client_that_hung_up_leaves_no_pin() {
     assert_eq!(w.outcomes(ROOM), [Outcome::Failed]);
 }
 
+/// An engine notices a hang-up up to 4 s late, and serves the request on until then.
+#[test]
+fn a_room_that_succeeds_before_the_engines_notice_the_hang_up_has_succeeded() {
+    for metadata_first in [true, false] {
+        let mut w = Web::new(Sees::Both);
+        let (p, d) = (w.request(Role::Prefill, ROOM), w.request(Role::Decode, ROOM));
+        w.wait(10);
+        if metadata_first {
+            w.metadata(ROOM, &decode(0), &prefill(0));
+        }
+        w.hung_up(p, Side::Client);
+        w.hung_up(d, Side::Client);
+        w.wait(3_900);
+        if !metadata_first {
+            w.metadata(ROOM, &decode(0), &prefill(0));
+        }
+        w.wait(20);
+        w.status(ROOM, &prefill(0), &decode(0), KvPoll::Success);
+        w.to(60_000);
+        assert_eq!(w.names(ROOM), ["room_closed"]);
+        assert_eq!(w.outcomes(ROOM), [Outcome::Success]);
+    }
+}
+
+#[test]
+fn a_room_of_which_nothing_is_heard_after_its_hang_up_has_failed() {
+    let mut w = Web::new(Sees::Both);
+    let (p, d) = (w.request(Role::Prefill, ROOM), w.request(Role::Decode, ROOM));
+    w.hung_up(p, Side::Client);
+    w.hung_up(d, Side::Client);
+    w.to(60_000);
+    assert_eq!(w.names(ROOM), ["room_closed"]);
+    assert_eq!(w.outcomes(ROOM), [Outcome::Failed]);
+}
+
 #[test]
 fn a_request_known_never_to_have_come_is_no_pin() {
     let mut w = Web::new(Sees::Prefill);

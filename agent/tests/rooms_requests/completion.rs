@@ -165,7 +165,7 @@ fn a_mooncake_room_whose_request_has_ended_is_not_pinned_at_prefill() {
     w.to(15_000);
     assert_eq!(w.class(ROOM), Some(Class::TransferNotConcluded));
     w.hung_up(key, Side::Client);
-    w.wait(3000);
+    w.wait(7000);
     assert_eq!(w.outcomes(ROOM), [Outcome::Failed]);
     assert!(w.last(ROOM).recovered);
     w.never_paged(ROOM);

@@ -3,7 +3,7 @@
 //! Pure; reads the table, changes nothing. Runs when a room is overdue or shown, never per message.
 
 use crate::event::{Mono, SECOND, TaskChange, TaskEvent};
-use crate::rooms::model::{Connection, EngineGauges, Outcome, Role};
+use crate::rooms::model::{Connection, EngineGauges, LegEnd, Outcome, Role};
 use crate::rooms::peers::{EndpointId, NONE};
 use crate::rooms::requests::engines::{Engine, EngineId, stood};
 use crate::rooms::requests::legs::Leg;
@@ -17,6 +17,9 @@ use crate::verdict::model::{Class, Confidence};
 const HEAD_ONLY: u64 = SECOND / 5;
 /// Whatever else belongs to a room whose request failed comes within this.
 const REJOIN: u64 = 2 * SECOND;
+/// How late an engine may notice a hang-up; until then it serves the request on and the room may succeed
+/// (`_REQUEST_STATE_WAIT_TIMEOUT`, `managers/tokenizer_manager.py` of SGLang 0.5.23).
+const NOTICE: u64 = 4 * SECOND;
 
 /// Open requests looked at that began before a room's own.
 const MAX_AHEAD: usize = 64;
@@ -146,8 +149,8 @@ impl RoomTable {
     }
 
     /// Until when a room whose views are over by their requests alone may still go on: an answer of which only the head
-    /// is there may turn out an error, the other engine's request or an ABORT may be on its way, and a decode rank that
-    /// retracted a room asks for it anew with METADATA first.
+    /// is there may turn out an error, the other engine's request or an ABORT may be on its way, an engine may not have
+    /// noticed yet that its client hung up, and a decode rank that retracted a room asks for it anew with METADATA first.
     pub(crate) fn may_go_on(&self, room: &Room, now: Mono) -> Option<Mono> {
         let r = room.request.as_deref()?;
         if room.links.iter().any(|l| l.told.is_some() || l.heard.is_some()) {
@@ -155,11 +158,18 @@ impl RoomTable {
         }
         let begun =
             r.decode.filter(Leg::is_open).and_then(|l| l.seen.first_byte).map(|at| at.plus(HEAD_ONLY));
-        let failed = r.legs().filter(|l| l.here).filter_map(Leg::over);
-        let failed = failed.filter(|(_, o)| *o != Outcome::Success).map(|(at, _)| at).max();
+        let failed = || {
+            let legs = r.legs().filter(|l| l.here).filter_map(|l| Some((l.over()?, l.seen.ended?.1)));
+            legs.filter(|((_, outcome), _)| *outcome != Outcome::Success).map(|((at, _), how)| (at, how))
+        };
+        let last = failed().map(|(at, _)| at).max();
         let again =
-            room.links.iter().filter_map(|l| l.received).max().filter(|at| failed.is_some_and(|f| *at > f));
-        let until = [begun, failed.max(again).map(|at| at.plus(REJOIN))].into_iter().flatten().max()?;
+            room.links.iter().filter_map(|l| l.received).max().filter(|at| last.is_some_and(|f| *at > f));
+        // One that has sent ABORT has noticed.
+        let unnoticed = failed().filter(|(_, how)| room.abort.is_none() && *how == LegEnd::ClientHungUp);
+        let unnoticed = unnoticed.map(|(at, _)| at.plus(NOTICE)).max();
+        let rejoined = last.max(again).max(unnoticed).map(|at| at.plus(REJOIN));
+        let until = [begun, rejoined].into_iter().flatten().max()?;
         (now < until && self.rooms.len() < self.config.max_rooms / 2).then_some(until)
     }
 
