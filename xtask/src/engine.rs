@@ -5,20 +5,21 @@
 
 mod case;
 mod report;
+mod servers;
 mod setup;
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
-use self::case::{Attach, Backend, CASES, Case};
+use self::case::{Attach, Backend, CASES, Case, SERVERS};
 use self::report::Row;
 use crate::install;
 
 /// Arguments.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Scenarios to run, by letter (a b c f g h k l m s u v, nixl); all of them by default
+    /// Scenarios to run, by letter (a b c f g h k l m s u v), nixl, servers; all of them by default
     scenarios: Vec<String>,
     /// Attach the agent only before, or only after, the engine's connections are open
     #[arg(long, value_enum)]
@@ -87,19 +88,26 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 /// The cases that hold the scenarios asked for, cut down to these.
 fn chosen(scenarios: &[String]) -> Result<Vec<Case>> {
     let wanted = |s: &str| scenarios.iter().any(|w| w == s);
-    if let Some(unknown) =
-        scenarios.iter().find(|s| *s != "nixl" && !CASES.iter().any(|c| c.scenarios.contains(&s.as_str())))
+    if let Some(unknown) = scenarios
+        .iter()
+        .find(|s| *s != "nixl" && *s != SERVERS && !CASES.iter().any(|c| c.scenarios.contains(&s.as_str())))
     {
         bail!(
-            "unknown scenario `{unknown}`: known are a b c f g h k l m s u v, and nixl for its own backend"
+            "unknown scenario `{unknown}`: known are a b c f g h k l m s u v, nixl for its own backend, and servers for two complete servers"
         );
     }
     let pick = |case: &Case| {
-        let nixl = case.backend == Backend::Nixl;
-        if scenarios.is_empty() || (nixl && wanted("nixl")) {
+        let whole = if case.name == SERVERS {
+            Some(SERVERS)
+        } else {
+            (case.backend == Backend::Nixl).then_some("nixl")
+        };
+        if scenarios.is_empty() || whole.is_some_and(wanted) {
             return Some(case.clone());
         }
-        let kept: Vec<&'static str> = case.scenarios.iter().copied().filter(|s| !nixl && wanted(s)).collect();
+        let parted = whole.is_none();
+        let kept: Vec<&'static str> =
+            case.scenarios.iter().copied().filter(|s| parted && wanted(s)).collect();
         (!kept.is_empty()).then(|| Case { scenarios: kept.into(), ..case.clone() })
     };
     Ok(CASES.iter().filter_map(pick).collect())

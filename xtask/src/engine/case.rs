@@ -22,15 +22,18 @@ use crate::own::Own;
 
 /// How long the engine's processes may take to come up: as long as the harness itself waits. They need 30 to 45 s on an idle
 /// machine.
-const STARTUP: Duration = Duration::from_mins(10);
+pub(super) const STARTUP: Duration = Duration::from_mins(10);
 /// How long the engine may take to end.
-const END: Duration = Duration::from_mins(1);
+pub(super) const END: Duration = Duration::from_mins(1);
 /// How long any load may take beyond what its flags say.
-const LOAD: Duration = Duration::from_mins(3);
+pub(super) const LOAD: Duration = Duration::from_mins(3);
 /// Between attaching and the load.
-const ATTACHED: Duration = Duration::from_secs(2);
+pub(super) const ATTACHED: Duration = Duration::from_secs(2);
 /// Rooms that open the connections.
 const WARMUP: &str = "2";
+
+/// The case of two complete servers (see `servers.rs`).
+pub(super) const SERVERS: &str = "servers";
 
 /// When the agent starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -65,7 +68,7 @@ pub(super) struct Case {
 
 /// Every case. Engine time-outs are off, so that a pin stays a pin; each stays for at least 22 s, longer than the agent's
 /// floor of 10 s. `g` and `h` break processes and run alone, `k` is a load of its own.
-pub(super) static CASES: [Case; 7] = [
+pub(super) static CASES: [Case; 8] = [
     Case {
         name: "mixed",
         backend: Backend::Mooncake,
@@ -108,11 +111,20 @@ pub(super) static CASES: [Case; 7] = [
         scenarios: Cow::Borrowed(&["a", "b", "c", "f", "m"]),
         flags: &["--rooms", "3", "--hold", "10"],
     },
+    Case {
+        name: SERVERS,
+        backend: Backend::Mooncake,
+        scenarios: Cow::Borrowed(&["a", "c", "r", "v", "w", "x", "y"]),
+        flags: &["--hold", "10", "--pause", "120", "--hang-ups", "24"],
+    },
 ];
 
 impl Case {
     /// What the harness is told.
     pub(super) fn arguments(&self) -> Vec<String> {
+        if self.name == SERVERS {
+            return self.flags.iter().map(|f| (*f).to_owned()).collect();
+        }
         let mut arguments = vec!["--scenario".to_owned(), self.scenarios.join(",")];
         if self.backend == Backend::Nixl {
             arguments.extend(["--backend".to_owned(), "nixl".to_owned()]);
@@ -136,13 +148,16 @@ pub(super) fn run(
         std::fs::remove_dir_all(dir).with_context(|| format!("clear {}", dir.display()))?;
     }
     std::fs::create_dir_all(dir).with_context(|| format!("create {}", dir.display()))?;
+    if case.name == SERVERS {
+        return super::servers::run(case, attach, engine, agent, agent_args, dir);
+    }
     let events = dir.join("events.jsonl");
     let start_agent = || match Agent::start(agent, agent_args, &events, &dir.join("agent.log"))? {
         Start::Observing(agent) => Ok(agent),
         Start::NotPossible(why) => bail!("this host cannot be observed: {why}"),
     };
     let early = if attach == Attach::Before { Some(start_agent()?) } else { None };
-    let mut harness = Harness::start(case, engine, dir)?;
+    let mut harness = Harness::start("pd_harness.py", &case.arguments(), engine, dir)?;
     harness.reach("ready", STARTUP)?;
     harness.release("go")?;
     harness.reach("warm", LOAD)?;
@@ -165,7 +180,7 @@ pub(super) fn run(
 }
 
 /// Copies the events of this engine.
-fn own_events(events: &Path, dir: &Path) -> Result<PathBuf> {
+pub(super) fn own_events(events: &Path, dir: &Path) -> Result<PathBuf> {
     let ready: Value =
         serde_json::from_slice(&std::fs::read(dir.join("ready"))?).context("the harness's ready file")?;
     let listeners =
@@ -188,7 +203,7 @@ fn own_events(events: &Path, dir: &Path) -> Result<PathBuf> {
 }
 
 /// Compares what the agent said with what the engine did.
-fn score(attach: Attach, truth: &Path, events: &Path, dir: &Path) -> Result<Value> {
+pub(super) fn score(attach: Attach, truth: &Path, events: &Path, dir: &Path) -> Result<Value> {
     let expect = script("agent/tests/expect.json");
     let mut rules: Value =
         serde_json::from_slice(&std::fs::read(&expect)?).context("agent/tests/expect.json")?;
@@ -212,17 +227,18 @@ fn score(attach: Attach, truth: &Path, events: &Path, dir: &Path) -> Result<Valu
 }
 
 /// The engine under its harness.
-struct Harness {
+pub(super) struct Harness {
     child: Child,
     dir: PathBuf,
 }
 
 impl Harness {
-    fn start(case: &Case, engine: &Engine, dir: &Path) -> Result<Self> {
+    /// Starts a harness of `xtask/engine` by its name.
+    pub(super) fn start(harness: &str, arguments: &[String], engine: &Engine, dir: &Path) -> Result<Self> {
         let log = log(dir, "harness.log")?;
         let child = Command::new(&engine.python)
-            .arg(script("xtask/engine/pd_harness.py"))
-            .args(case.arguments())
+            .arg(script("xtask/engine").join(harness))
+            .args(arguments)
             .arg("--out")
             .arg(dir.join("engine"))
             .args(["--ready-file", &path(dir, "ready"), "--wait-file", &path(dir, "go")])
@@ -238,7 +254,7 @@ impl Harness {
     }
 
     /// Waits until the harness has written a file.
-    fn reach(&mut self, file: &str, limit: Duration) -> Result<()> {
+    pub(super) fn reach(&mut self, file: &str, limit: Duration) -> Result<()> {
         let path = self.dir.join(file);
         let begun = Instant::now();
         while !path.exists() {
@@ -261,11 +277,11 @@ impl Harness {
     }
 
     /// Writes a file that the harness waits for.
-    fn release(&self, file: &str) -> Result<()> {
+    pub(super) fn release(&self, file: &str) -> Result<()> {
         File::create(self.dir.join(file)).map(drop).with_context(|| format!("write {file}"))
     }
 
-    fn finish(&mut self, limit: Duration) -> Result<()> {
+    pub(super) fn finish(&mut self, limit: Duration) -> Result<()> {
         let Some(status) = wait(&mut self.child, limit)? else {
             bail!(
                 "the engine did not end within {} s; see {}/harness.log",
@@ -279,7 +295,7 @@ impl Harness {
         Ok(())
     }
 
-    fn truth(&self) -> PathBuf {
+    pub(super) fn truth(&self) -> PathBuf {
         self.dir.join("engine/truth.jsonl")
     }
 }

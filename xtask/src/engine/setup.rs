@@ -13,6 +13,22 @@ const MOONCAKE: &str = "0.3.13.post1";
 const NIXL: &str = "1.5.2";
 const NIXL_CU13: &str = "1.5.1";
 
+const ROUTER: &str = "0.3.2";
+
+/// What SGLang imports for its spans; the router's package depends on none of it.
+const TRACING: [&str; 10] = [
+    "opentelemetry-api",
+    "opentelemetry-sdk",
+    "opentelemetry-semantic-conventions",
+    "opentelemetry-proto",
+    "opentelemetry-exporter-otlp-common",
+    "opentelemetry-exporter-otlp-proto-common",
+    "opentelemetry-exporter-otlp-proto-grpc",
+    "opentelemetry-exporter-otlp-proto-http",
+    "opentelemetry-exporter-http-transport",
+    "googleapis-common-protos",
+];
+
 /// What Mooncake's library links and its wheel does not bring.
 const LIBRARIES: [&str; 3] = ["libibverbs1", "libnuma1", "libcurl4"];
 
@@ -69,6 +85,26 @@ pub(super) fn engine() -> Result<Engine> {
         )?;
     }
     Ok(engine)
+}
+
+/// Installs the router and what the servers' spans need beside the engine, and says where.
+pub(super) fn router() -> Result<PathBuf> {
+    let engine = engine()?;
+    let dir = install::cache()?.join("engine");
+    let site = dir.join("sgx");
+    if !site.join(format!("sglang_router-{ROUTER}.dist-info")).is_dir() {
+        eprintln!("installing SGLang's router {ROUTER} in {} …", site.display());
+        install::run(
+            Command::new(uv(&dir)?)
+                .args(["pip", "install", "--quiet", "--no-deps", "--python"])
+                .arg(&engine.python)
+                .arg("--target")
+                .arg(&site)
+                .arg(format!("sglang-router=={ROUTER}"))
+                .args(TRACING),
+        )?;
+    }
+    Ok(site)
 }
 
 /// The installed version of a package, if any.
