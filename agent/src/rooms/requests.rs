@@ -5,7 +5,6 @@
 
 mod bootstrap;
 mod clocks;
-pub(crate) mod engines;
 mod evidence;
 mod late_aborts;
 pub(crate) mod legs;
@@ -17,11 +16,11 @@ use smallvec::SmallVec;
 
 use crate::event::{Mono, SECOND};
 use crate::http::event as web;
+use crate::rooms::engines::{EngineId, LOOK_AGAIN};
 use crate::rooms::messages::Seen;
 use crate::rooms::model::{Connection, Event, LegEnd, LegView, Outcome, RequestStep, Role};
 use crate::rooms::peers::{Concluded, EndpointId, NONE};
 use crate::rooms::requests::bootstrap::Bootstraps;
-use crate::rooms::requests::engines::{EngineId, Engines, LOOK_AGAIN};
 use crate::rooms::requests::late_aborts::LateAborts;
 use crate::rooms::requests::legs::{Leg, RequestKey, RoomRequest, answered};
 use crate::rooms::room::Room;
@@ -39,7 +38,6 @@ const LOOK_EVERY: u64 = SECOND;
 /// What is known from HTTP.
 #[derive(Debug, Default)]
 pub(crate) struct Http {
-    pub(crate) engines: Engines,
     open: HashMap<RequestKey, Open>,
     /// Rooms in `open`.
     places: usize,
@@ -112,8 +110,8 @@ impl RoomTable {
     /// The engine at the server's end of a connection.
     fn engine_of(&mut self, c: &Connection, server: bool) -> EngineId {
         let (address, task) = if server { (c.addresses.local, c.task) } else { (c.addresses.peer, None) };
-        let id = self.http.engines.at(address, c.netns, task.map(|t| t.tgid));
-        if let Some(e) = self.http.engines.get_mut(id)
+        let id = self.engines.at(address, c.netns, task.map(|t| t.tgid));
+        if let Some(e) = self.engines.get_mut(id)
             && task.is_some()
         {
             e.task = task;
@@ -123,7 +121,7 @@ impl RoomTable {
 
     /// A request to this engine may have passed without being seen, or without its room.
     fn blind(&mut self, engine: EngineId, at: Mono) {
-        if let Some(e) = self.http.engines.get_mut(engine) {
+        if let Some(e) = self.engines.get_mut(engine) {
             e.blind = e.blind.max(Some(at));
         }
     }
@@ -158,7 +156,7 @@ impl RoomTable {
             self.blind(engine, at);
             return;
         }
-        if here && let Some(e) = self.http.engines.get_mut(engine) {
+        if here && let Some(e) = self.engines.get_mut(engine) {
             e.followed.get_or_insert(begun);
         }
         let a = &connection.addresses;
@@ -169,7 +167,7 @@ impl RoomTable {
             rooms.extend(self.join(&asked, room, rid, out));
         }
         let Some((first, _)) = rooms.first().copied() else { return };
-        if let Some(e) = self.http.engines.get_mut(engine) {
+        if let Some(e) = self.engines.get_mut(engine) {
             e.open.insert((begun, key), first);
         }
         self.http.places += rooms.len();
@@ -239,7 +237,7 @@ impl RoomTable {
         if let Some(key) = told_twice {
             self.forget_request(key);
         }
-        if asked_before && let Some(e) = self.http.engines.get_mut(a.engine) {
+        if asked_before && let Some(e) = self.engines.get_mut(a.engine) {
             e.asked(a.begun);
         }
         Some((slot, generation))
@@ -313,7 +311,7 @@ impl RoomTable {
     /// Whether a decode rank sent it, to have a room again that it retracted.
     fn sent_by_decode(&self, a: &Asked<'_>, slot: u32) -> bool {
         let own = if a.here { None } else { a.connection.task };
-        if own.and_then(|t| self.http.engines.role_of_process(t.tgid)) == Some(Role::Decode) {
+        if own.and_then(|t| self.engines.role_of_process(t.tgid)) == Some(Role::Decode) {
             return true;
         }
         let Some(room) = self.rooms.get(slot) else { return false };
@@ -346,12 +344,12 @@ impl RoomTable {
 
     /// Role of an engine: as its process table or its numbers have it, or as its ranks have shown.
     fn role_of_engine(&mut self, engine: EngineId, at: Mono) -> Option<Role> {
-        let e = self.http.engines.get_mut(engine)?;
+        let e = self.engines.get_mut(engine)?;
         if e.role.is_some() || e.looked.is_some_and(|l| at.since(l) < LOOK_AGAIN) {
             return e.role;
         }
         e.looked = Some(at);
-        let engines = &self.http.engines;
+        let engines = &self.engines;
         let own = |id: u32| {
             let task = self.peers.get(id).and_then(|e| e.task);
             task.is_some_and(|t| engines.of_process(t.tgid) == Some(engine))
@@ -364,7 +362,7 @@ impl RoomTable {
             // Both: one process plays both parts, as test programs do.
             _ => None,
         };
-        if let Some(e) = self.http.engines.get_mut(engine) {
+        if let Some(e) = self.engines.get_mut(engine) {
             e.role = role;
         }
         role
@@ -400,7 +398,7 @@ impl RoomTable {
     pub(crate) fn metadata_of_request(&mut self, slot: u32, role: Role) {
         let leg = self.rooms.get(slot).and_then(|r| r.request.as_ref()).and_then(|r| r.leg(role).copied());
         if let Some(leg) = leg.filter(|l| l.seen.ended.is_none())
-            && let Some(e) = self.http.engines.get_mut(leg.engine)
+            && let Some(e) = self.engines.get_mut(leg.engine)
         {
             e.role.get_or_insert(role);
             e.asked(leg.seen.begun);
@@ -439,7 +437,7 @@ impl RoomTable {
     fn forget_request(&mut self, key: RequestKey) -> Option<Open> {
         let open = self.http.open.remove(&key)?;
         self.http.places = self.http.places.saturating_sub(open.rooms.len());
-        if let Some(e) = self.http.engines.get_mut(open.engine) {
+        if let Some(e) = self.engines.get_mut(open.engine) {
             e.open.remove(&(open.begun, key));
         }
         Some(open)
@@ -456,7 +454,7 @@ impl RoomTable {
         let Some(open) = self.forget_request(key) else { return };
         let answered = matches!(how, LegEnd::Finished | LegEnd::Answered);
         let grace = self.config.floor;
-        if answered && let Some(e) = self.http.engines.get_mut(open.engine) {
+        if answered && let Some(e) = self.engines.get_mut(open.engine) {
             e.finished(open.begun, at, grace);
         }
         let over = |r: &mut RoomRequest| {
@@ -566,8 +564,8 @@ impl RoomTable {
             self.tally.turned_away.requests += 1;
             return;
         }
-        let engine = self.http.engines.at(leg.server, leg.netns, None);
-        if let Some(e) = self.http.engines.get_mut(engine) {
+        let engine = self.engines.at(leg.server, leg.netns, None);
+        if let Some(e) = self.engines.get_mut(engine) {
             e.blind = e.blind.max(Some(now));
             e.open.insert((leg.seen.begun, leg.key), slot);
         }
