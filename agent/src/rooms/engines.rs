@@ -1,13 +1,14 @@
 //! Engines as their host has them: which processes belong together, where they run, what they say of themselves, and
 //! the findings that follow from it.
 //!
-//! Pure: no I/O, no clock (time is an argument). Bounded: `MAX_PROCESSES` processes and as many engines; more are counted.
-//! Queue counts against rooms: `gauges`; engines of which nothing can be read: `blind`.
+//! Pure: no I/O, no clock (time is an argument). Bounded: `MAX_PROCESSES` processes and `MAX_ENGINES` engines; more are
+//! counted. One engine: `engine`; queue counts against rooms: `gauges`; engines of which nothing can be read: `blind`.
 
 mod blind;
+mod engine;
 mod gauges;
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use hashbrown::HashMap;
@@ -15,11 +16,17 @@ use hashbrown::HashMap;
 use crate::event::{Comm, Mono, SECOND, Task};
 use crate::rooms::findings::cause;
 use crate::rooms::model::{Connection, EngineProcess, Event, Place, Role};
+use crate::rooms::peers::NONE;
 use crate::rooms::table::RoomTable;
 use crate::verdict::model::Party;
 
+pub(crate) use engine::{Engine, EngineId, LOOK_AGAIN, Standing, Stop, stood};
+
 /// Engine processes remembered, those that have ended included; a host runs a few per GPU.
 const MAX_PROCESSES: usize = 1024;
+
+/// Engines remembered, those elsewhere included.
+const MAX_ENGINES: usize = 1024;
 
 /// How often it is seen whether an engine is one of which nothing can be read.
 const CHECK: u64 = 5 * SECOND;
@@ -46,31 +53,31 @@ impl Known {
     }
 }
 
-/// One engine, by the process that serves its HTTP port.
-#[derive(Debug)]
-struct Engine {
-    /// Since when it is known.
-    since: Mono,
-    counts: gauges::Counts,
-    sight: blind::Sight,
-}
-
-/// All engines of this host.
+/// All engines: those of this host, by their processes, and those elsewhere, by the addresses at which they are reached.
 #[derive(Debug, Default)]
 pub(crate) struct Engines {
     processes: HashMap<u32, Known>,
-    /// By the process that serves HTTP; each of them is among `processes`, or was.
-    servers: HashMap<u32, Engine>,
+    list: Vec<Engine>,
+    by_address: HashMap<(SocketAddr, u32), EngineId>,
+    /// By the living process that serves HTTP.
+    by_pid: HashMap<u32, EngineId>,
     /// When it was last seen whether something can be read of each.
     checked: Mono,
     /// MPTCP sockets that the kernel side has met.
     mptcp: u64,
     /// Processes that found no place.
     turned_away: u64,
+    /// Engines that found no place.
+    engines_turned_away: u64,
+}
+
+/// Loopback addresses of different network namespaces are different ones.
+const fn key(address: SocketAddr, netns: u32) -> (SocketAddr, u32) {
+    (address, if address.ip().is_loopback() { netns } else { 0 })
 }
 
 impl Engines {
-    pub(crate) fn get(&self, pid: u32) -> Option<&Known> {
+    pub(crate) fn process(&self, pid: u32) -> Option<&Known> {
         self.processes.get(&pid)
     }
 
@@ -83,25 +90,31 @@ impl Engines {
         oldest.is_some_and(|(_, pid)| self.processes.remove(&pid).is_some())
     }
 
+    /// The engine whose server process this is, as long as its host has it.
+    fn server(&self, pid: u32) -> Option<&Engine> {
+        self.by_pid.get(&pid).and_then(|id| self.get(*id)).filter(|e| e.since.is_some())
+    }
+
+    fn server_mut(&mut self, pid: u32) -> Option<&mut Engine> {
+        let id = self.by_pid.get(&pid).copied()?;
+        self.get_mut(id).filter(|e| e.since.is_some())
+    }
+
+    /// The same of all of them, by their processes.
+    fn servers(&self) -> impl Iterator<Item = (u32, &Engine)> {
+        self.by_pid.iter().filter_map(|(pid, id)| Some((*pid, self.get(*id).filter(|e| e.since.is_some())?)))
+    }
+
     /// The engine of a process.
     fn engine_of(&mut self, pid: u32) -> Option<&mut Engine> {
         let server = self.processes.get(&pid)?.process.server;
-        self.servers.get_mut(&server)
+        self.server_mut(server)
     }
-}
 
-impl RoomTable {
-    /// A process of an engine.
-    pub(crate) fn process(&mut self, at: Mono, process: &EngineProcess, _out: &mut Vec<Event>) {
-        self.http.engines.meet(process);
-        let replaced = self.engines.get(process.pid).is_some_and(|k| k.process.started != process.started);
-        if replaced {
-            // Another process under the same number.
-            self.forget_process(process.pid);
-        }
-        let engines = &mut self.engines;
-        if !engines.processes.contains_key(&process.pid) && !engines.make_room() {
-            engines.turned_away = engines.turned_away.saturating_add(1);
+    /// A process of an engine is there.
+    fn meet(&mut self, at: Mono, process: &EngineProcess) {
+        if !self.processes.contains_key(&process.pid) && !self.make_room() {
+            self.turned_away = self.turned_away.saturating_add(1);
             return;
         }
         let known = Known {
@@ -110,27 +123,185 @@ impl RoomTable {
             process: process.clone(),
             gone: None,
         };
-        engines.processes.insert(process.pid, known);
-        if process.pid == process.server {
-            engines.servers.entry(process.pid).or_insert_with(|| Engine {
-                since: at,
-                counts: gauges::Counts::default(),
-                sight: blind::Sight::default(),
-            });
+        self.processes.insert(process.pid, known);
+        let id = self.of_server(process.server);
+        if let Some(e) = self.get_mut(id) {
+            e.role = process.role.or(e.role);
+            if process.pid == process.server {
+                e.since.get_or_insert(at);
+            }
         }
     }
 
-    /// A process of an engine has ended. What is known of it stays for the rooms that it leaves.
+    /// A process is gone, and its number may be another's next. The start of the server process that it was, if it was one
+    /// that its host had.
+    fn part(&mut self, pid: u32, now: Mono) -> Option<u64> {
+        let started = self.processes.get_mut(&pid).map(|k| {
+            k.gone.get_or_insert(now);
+            k.process.started
+        });
+        let id = self.by_pid.remove(&pid)?;
+        let e = self.get_mut(id)?;
+        e.since.take()?;
+        (e.counts, e.sight) = Default::default();
+        started
+    }
+
+    pub(crate) fn get(&self, id: EngineId) -> Option<&Engine> {
+        let e = self.list.get(id as usize)?;
+        e.moved.map_or(Some(e), |to| self.list.get(to as usize))
+    }
+
+    pub(crate) fn get_mut(&mut self, id: EngineId) -> Option<&mut Engine> {
+        let moved = self.list.get(id as usize)?.moved;
+        self.list.get_mut(moved.unwrap_or(id) as usize)
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (EngineId, &Engine)> {
+        (0..).zip(&self.list)
+    }
+
+    fn add(&mut self, engine: Engine) -> EngineId {
+        if self.list.len() >= MAX_ENGINES {
+            self.engines_turned_away += 1;
+            return NONE;
+        }
+        let id = u32::try_from(self.list.len()).unwrap_or(NONE);
+        self.list.push(engine);
+        id
+    }
+
+    /// Process at the top of the engine that this living process is of; itself, where none is known.
+    fn top_of(&self, pid: u32) -> u32 {
+        self.processes.get(&pid).filter(|k| k.gone.is_none()).map_or(pid, |k| k.process.server)
+    }
+
+    /// The engine whose HTTP server is reached at `address`; `task`: its process, where its own end is seen.
+    pub(crate) fn at(&mut self, address: SocketAddr, netns: u32, task: Option<u32>) -> EngineId {
+        let pid = task.map(|t| self.top_of(t));
+        let at = key(address, netns);
+        if let Some(id) = self.by_address.get(&at).copied() {
+            let Some(known) = self.get(id).map(|e| e.pid) else { return id };
+            if pid.is_none() || known == pid {
+                return id;
+            }
+            if known.is_none()
+                && let Some(p) = pid
+                && !self.by_pid.contains_key(&p)
+            {
+                if let Some(e) = self.get_mut(id) {
+                    e.pid = pid;
+                }
+                self.by_pid.insert(p, id);
+                return id;
+            }
+            if known.is_none()
+                && let Some(own) = pid.and_then(|p| self.by_pid.get(&p).copied())
+            {
+                // Known by its address and by its process, and now both are one.
+                self.absorb(own, id);
+                self.by_address.insert(at, own);
+                return own;
+            }
+            // Another process has taken the port: another life of the engine.
+        }
+        let id = match pid.and_then(|p| self.by_pid.get(&p).copied()) {
+            Some(id) => id,
+            None => self.add(Engine::of(pid)),
+        };
+        if id != NONE {
+            self.by_address.insert(at, id);
+            if let Some(p) = pid {
+                self.by_pid.insert(p, id);
+            }
+            if let Some(e) = self.get_mut(id) {
+                e.address.get_or_insert(address);
+            }
+        }
+        id
+    }
+
+    /// What was known of the engine by its address alone is `own`'s.
+    fn absorb(&mut self, own: EngineId, by_address: EngineId) {
+        let Some(old) = self.get_mut(by_address).map(std::mem::take) else { return };
+        let Some(e) = self.get_mut(own) else { return };
+        e.absorb(old);
+        if let Some(e) = self.get_mut(by_address) {
+            e.moved = Some(own);
+        }
+    }
+
+    /// Engines that stand still, for the state file.
+    pub(crate) fn standing(&self) -> impl Iterator<Item = Standing> + '_ {
+        self.by_address.iter().filter_map(|((address, netns), id)| self.get(*id)?.standing(*address, *netns))
+    }
+
+    /// Takes one back.
+    pub(crate) fn stand(&mut self, s: &Standing) {
+        let id = self.at(s.address, s.netns, None);
+        if let Some(e) = self.get_mut(id) {
+            e.stand(s);
+        }
+    }
+
+    /// The engine whose HTTP server is reached at `address`, if it is known.
+    pub(crate) fn known(&self, address: SocketAddr, netns: u32) -> Option<EngineId> {
+        self.by_address.get(&key(address, netns)).copied()
+    }
+
+    /// The engine of this process, if it is known.
+    pub(crate) fn of_process(&self, pid: u32) -> Option<EngineId> {
+        self.by_pid.get(&self.top_of(pid)).copied()
+    }
+
+    /// The only engine with this role at this address.
+    pub(crate) fn alone_at(&self, ip: IpAddr, role: Role) -> Option<EngineId> {
+        let mut fit = self
+            .iter()
+            .filter(|(_, e)| e.role == Some(role) && e.address.is_some_and(|a| a.ip() == ip))
+            .map(|(id, _)| id);
+        fit.next().filter(|_| fit.next().is_none())
+    }
+
+    /// The engine of this server process.
+    pub(crate) fn of_server(&mut self, server: u32) -> EngineId {
+        if let Some(id) = self.by_pid.get(&server) {
+            return *id;
+        }
+        let id = self.add(Engine::of(Some(server)));
+        if id != NONE {
+            self.by_pid.insert(server, id);
+        }
+        id
+    }
+
+    /// Role that the process table gives this process or its engine, or that the engine has shown.
+    pub(crate) fn role_of_process(&self, pid: u32) -> Option<Role> {
+        let own = self.processes.get(&pid).map(|k| &k.process);
+        let server = own.and_then(|p| self.processes.get(&p.server)).map(|k| &k.process);
+        let told = own.and_then(|p| p.role).or_else(|| server?.role);
+        told.or_else(|| self.of_process(pid).and_then(|id| self.get(id)).and_then(|e| e.role))
+    }
+}
+
+impl RoomTable {
+    /// A process of an engine.
+    pub(crate) fn process(&mut self, at: Mono, process: &EngineProcess, _out: &mut Vec<Event>) {
+        let known = self.engines.process(process.pid);
+        if known.is_some_and(|k| k.process.started != process.started) {
+            // Another process under the same number.
+            self.forget_process(process.pid);
+        }
+        self.engines.meet(at, process);
+    }
+
+    /// A process has ended. What is known of it stays for the rooms that it leaves.
     pub fn forget_process(&mut self, pid: u32) {
         let now = self.now;
-        let Some(known) = self.engines.processes.get_mut(&pid).filter(|k| k.gone.is_none()) else { return };
-        known.gone = Some(now);
-        let started = known.process.started;
-        if self.engines.servers.remove(&pid).is_some() {
-            // What was wrong with it went with it.
-            for about in [gauges::ABOUT_COUNT, gauges::ABOUT_ROOMS, blind::ABOUT] {
-                self.lower(group(about, pid, started), now);
-            }
+        let Some(started) = self.engines.part(pid, now) else { return };
+        // What was wrong with the engine went with it.
+        for about in [gauges::ABOUT_COUNT, gauges::ABOUT_ROOMS, blind::ABOUT] {
+            self.lower(group(about, pid, started), now);
         }
     }
 
@@ -145,18 +316,13 @@ impl RoomTable {
     /// The process at the top of the engine that this process belongs to, which serves its HTTP port; `None`: this is
     /// no process of a known engine.
     pub fn server_of(&self, pid: u32) -> Option<u32> {
-        self.engines.get(pid).map(|k| k.process.server)
+        self.engines.process(pid).map(|k| k.process.server)
     }
 
-    /// Role of the engine that this process belongs to, as its arguments tell or as it says itself; `None`: not known.
+    /// Role of the engine that this process belongs to, as its arguments tell, as it says itself, or as it has shown;
+    /// `None`: not known.
     pub fn role_of_process(&self, pid: u32) -> Option<Role> {
-        let known = self.engines.get(pid)?;
-        let server = known.process.server;
-        known
-            .process
-            .role
-            .or_else(|| self.engines.get(server)?.process.role)
-            .or_else(|| self.engines.servers.get(&server)?.counts.role())
+        self.engines.role_of_process(pid)
     }
 
     /// Processes of engines that live, with the role of their engine, in no order.
@@ -172,7 +338,7 @@ impl RoomTable {
 
     /// An engine as a whole, as someone who owes or on whom to act: by the process that serves its HTTP port.
     pub(crate) fn engine_party(&self, server: u32) -> Party {
-        let known = self.engines.get(server);
+        let known = self.engines.process(server);
         let comm = known.map(|k| Comm::from(k.process.comm.clone())).unwrap_or_default();
         Party {
             role: self.role_of_process(server),
@@ -189,7 +355,7 @@ impl RoomTable {
 
     /// Names what is wrong with an engine.
     fn group_of(&self, about: &str, server: u32) -> u64 {
-        group(about, server, self.engines.get(server).map_or(0, |k| k.process.started))
+        group(about, server, self.engines.process(server).map_or(0, |k| k.process.started))
     }
 
     /// Something of an engine's HTTP was read.

@@ -119,7 +119,7 @@ impl RoomTable {
     pub(crate) fn party(&self, role: Role, id: EndpointId, here: bool) -> Party {
         let e = self.peers.get(id);
         let task = e.and_then(|e| e.task).filter(|_| here);
-        let process = task.and_then(|t| self.engines.get(t.tgid));
+        let process = task.and_then(|t| self.engines.process(t.tgid));
         Party {
             role: Some(role),
             rank: e.and_then(|e| e.rank),

@@ -5,10 +5,11 @@
 
 mod bootstrap;
 mod clocks;
-pub(crate) mod engines;
+mod ends;
 mod evidence;
 mod late_aborts;
 pub(crate) mod legs;
+mod roles;
 
 use std::net::SocketAddr;
 
@@ -17,11 +18,11 @@ use smallvec::SmallVec;
 
 use crate::event::{Mono, SECOND};
 use crate::http::event as web;
+use crate::rooms::engines::EngineId;
 use crate::rooms::messages::Seen;
 use crate::rooms::model::{Connection, Event, LegEnd, LegView, Outcome, RequestStep, Role};
-use crate::rooms::peers::{Concluded, EndpointId, NONE};
+use crate::rooms::peers::{EndpointId, NONE};
 use crate::rooms::requests::bootstrap::Bootstraps;
-use crate::rooms::requests::engines::{EngineId, Engines, LOOK_AGAIN};
 use crate::rooms::requests::late_aborts::LateAborts;
 use crate::rooms::requests::legs::{Leg, RequestKey, RoomRequest, answered};
 use crate::rooms::room::Room;
@@ -39,7 +40,6 @@ const LOOK_EVERY: u64 = SECOND;
 /// What is known from HTTP.
 #[derive(Debug, Default)]
 pub(crate) struct Http {
-    pub(crate) engines: Engines,
     open: HashMap<RequestKey, Open>,
     /// Rooms in `open`.
     places: usize,
@@ -109,21 +109,9 @@ impl RoomTable {
         }
     }
 
-    /// The engine at the server's end of a connection.
-    fn engine_of(&mut self, c: &Connection, server: bool) -> EngineId {
-        let (address, task) = if server { (c.addresses.local, c.task) } else { (c.addresses.peer, None) };
-        let id = self.http.engines.at(address, c.netns, task.map(|t| t.tgid));
-        if let Some(e) = self.http.engines.get_mut(id)
-            && task.is_some()
-        {
-            e.task = task;
-        }
-        id
-    }
-
     /// A request to this engine may have passed without being seen, or without its room.
     fn blind(&mut self, engine: EngineId, at: Mono) {
-        if let Some(e) = self.http.engines.get_mut(engine) {
+        if let Some(e) = self.engines.get_mut(engine) {
             e.blind = e.blind.max(Some(at));
         }
     }
@@ -158,7 +146,7 @@ impl RoomTable {
             self.blind(engine, at);
             return;
         }
-        if here && let Some(e) = self.http.engines.get_mut(engine) {
+        if here && let Some(e) = self.engines.get_mut(engine) {
             e.followed.get_or_insert(begun);
         }
         let a = &connection.addresses;
@@ -169,7 +157,7 @@ impl RoomTable {
             rooms.extend(self.join(&asked, room, rid, out));
         }
         let Some((first, _)) = rooms.first().copied() else { return };
-        if let Some(e) = self.http.engines.get_mut(engine) {
+        if let Some(e) = self.engines.get_mut(engine) {
             e.open.insert((begun, key), first);
         }
         self.http.places += rooms.len();
@@ -239,7 +227,7 @@ impl RoomTable {
         if let Some(key) = told_twice {
             self.forget_request(key);
         }
-        if asked_before && let Some(e) = self.http.engines.get_mut(a.engine) {
+        if asked_before && let Some(e) = self.engines.get_mut(a.engine) {
             e.asked(a.begun);
         }
         Some((slot, generation))
@@ -310,83 +298,6 @@ impl RoomTable {
         Some(slot)
     }
 
-    /// Whether a decode rank sent it, to have a room again that it retracted.
-    fn sent_by_decode(&self, a: &Asked<'_>, slot: u32) -> bool {
-        let own = if a.here { None } else { a.connection.task };
-        if own.and_then(|t| self.http.engines.role_of_process(t.tgid)) == Some(Role::Decode) {
-            return true;
-        }
-        let Some(room) = self.rooms.get(slot) else { return false };
-        let decodes = room.links.iter().map(|l| l.decode).chain([room.home.1]);
-        decodes.filter_map(|d| self.peers.address(d)).any(|d| d.ip() == a.client.ip())
-    }
-
-    /// Role of the engine that got a request, as far as something tells it.
-    fn role_at(&mut self, engine: EngineId, server: SocketAddr, slot: u32, at: Mono) -> Option<Role> {
-        self.role_of_engine(engine, at).or_else(|| {
-            let room = self.rooms.get(slot)?;
-            let ip = |id: u32| self.peers.address(id).map(|a| a.ip());
-            let here = Some(server.ip());
-            let links = &room.links;
-            let prefill = ip(room.home.0) == here || links.iter().any(|l| ip(l.prefill) == here);
-            let decode = ip(room.home.1) == here || links.iter().any(|l| ip(l.decode) == here);
-            match (prefill, decode) {
-                (true, false) => Some(Role::Prefill),
-                (false, true) => Some(Role::Decode),
-                // Both, or neither: if one engine is known, the other one that has the room plays the other part.
-                _ => self.role_beside(engine, slot),
-            }
-        })
-    }
-
-    /// Role of an engine that has a room beside one whose part is known.
-    fn role_beside(&self, engine: EngineId, slot: u32) -> Option<Role> {
-        self.rooms.get(slot)?.request.as_deref()?.beside(engine)
-    }
-
-    /// Role of an engine: as its process table or its numbers have it, or as its ranks have shown.
-    fn role_of_engine(&mut self, engine: EngineId, at: Mono) -> Option<Role> {
-        let e = self.http.engines.get_mut(engine)?;
-        if e.role.is_some() || e.looked.is_some_and(|l| at.since(l) < LOOK_AGAIN) {
-            return e.role;
-        }
-        e.looked = Some(at);
-        let engines = &self.http.engines;
-        let own = |id: u32| {
-            let task = self.peers.get(id).and_then(|e| e.task);
-            task.is_some_and(|t| engines.of_process(t.tgid) == Some(engine))
-        };
-        let prefill = self.peers.endpoints().any(|(id, e)| e.prefill.is_some() && own(id));
-        let decode = self.peers.pairs().any(|p| own(p.decode));
-        let role = match (prefill, decode) {
-            (true, false) => Some(Role::Prefill),
-            (false, true) => Some(Role::Decode),
-            // Both: one process plays both parts, as test programs do.
-            _ => None,
-        };
-        if let Some(e) = self.http.engines.get_mut(engine) {
-            e.role = role;
-        }
-        role
-    }
-
-    /// Frames have named a rank of the room: a request at an engine of unknown role may have found its place.
-    pub(crate) fn place_requests(&mut self, slot: u32, at: Mono) {
-        let unplaced = |r: &Room| r.request.as_ref().and_then(|r| r.unplaced);
-        let Some(leg) = self.rooms.get(slot).and_then(unplaced) else { return };
-        let Some(role) = self.role_at(leg.engine, leg.server, slot, at) else { return };
-        let Some(room) = self.rooms.get_mut(slot) else { return };
-        let Some(r) = room.request.as_deref_mut() else { return };
-        if r.leg(role).is_none() {
-            r.unplaced = None;
-            *r.place(Some(role)) = Some(leg);
-            match role {
-                Role::Prefill => room.has_prefill |= leg.here,
-                Role::Decode => room.has_decode |= leg.here,
-            }
-        }
-    }
-
     /// The request of the last life of this number, if prefill ended it without KV having been handed over: METADATA that
     /// comes now was sent to a room that is over (M10, M40).
     pub(crate) fn failed_request(&self, number: u64) -> Option<Box<RoomRequest>> {
@@ -400,144 +311,11 @@ impl RoomTable {
     pub(crate) fn metadata_of_request(&mut self, slot: u32, role: Role) {
         let leg = self.rooms.get(slot).and_then(|r| r.request.as_ref()).and_then(|r| r.leg(role).copied());
         if let Some(leg) = leg.filter(|l| l.seen.ended.is_none())
-            && let Some(e) = self.http.engines.get_mut(leg.engine)
+            && let Some(e) = self.engines.get_mut(leg.engine)
         {
             e.role.get_or_insert(role);
             e.asked(leg.seen.begun);
         }
-    }
-
-    fn first_body_byte(&mut self, at: Mono, key: RequestKey, out: &mut Vec<Event>) {
-        let Some(open) = self.http.open.get(&key) else { return };
-        for number in open.closed.clone() {
-            let closed = self.closed.get_mut(number).and_then(|r| r.request.as_deref_mut());
-            for leg in closed.into_iter().flat_map(RoomRequest::legs_mut).filter(|l| l.key == key) {
-                leg.seen.first_byte.get_or_insert(at);
-            }
-        }
-        let Some(open) = self.http.open.get(&key) else { return };
-        for (slot, generation) in open.rooms.clone() {
-            let Some(room) = self.rooms.current(slot, generation) else { continue };
-            let Some(r) = room.request.as_deref_mut() else { continue };
-            for leg in r.legs_mut().filter(|l| l.key == key) {
-                leg.seen.first_byte.get_or_insert(at);
-            }
-            self.request_moved(slot, at, out);
-        }
-    }
-
-    /// A room has closed before these requests of it were over: they are followed on, for its record.
-    pub(crate) fn follow_closed(&mut self, requests: &[RequestKey], number: u64) {
-        for key in requests {
-            if let Some(open) = self.http.open.get_mut(key) {
-                open.closed.push(number);
-            }
-        }
-    }
-
-    /// Takes a request off the list of open ones.
-    fn forget_request(&mut self, key: RequestKey) -> Option<Open> {
-        let open = self.http.open.remove(&key)?;
-        self.http.places = self.http.places.saturating_sub(open.rooms.len());
-        if let Some(e) = self.http.engines.get_mut(open.engine) {
-            e.open.remove(&(open.begun, key));
-        }
-        Some(open)
-    }
-
-    fn leg_over(
-        &mut self,
-        at: Mono,
-        key: RequestKey,
-        how: LegEnd,
-        status: Option<u16>,
-        out: &mut Vec<Event>,
-    ) {
-        let Some(open) = self.forget_request(key) else { return };
-        let answered = matches!(how, LegEnd::Finished | LegEnd::Answered);
-        let grace = self.config.floor;
-        if answered && let Some(e) = self.http.engines.get_mut(open.engine) {
-            e.finished(open.begun, at, grace);
-        }
-        let over = |r: &mut RoomRequest| {
-            // Several requests at one engine share a leg: it is over when the last of them is.
-            if let Some(leg) = r.legs_mut().find(|l| l.is_open() && l.is_of(key, open.engine)) {
-                leg.open = leg.open.saturating_sub(1);
-                if leg.open == 0 {
-                    leg.seen.ended = Some((at, how));
-                    leg.seen.status = status;
-                }
-            }
-        };
-        for number in open.closed {
-            if let Some(r) = self.closed.get_mut(number).and_then(|r| r.request.as_deref_mut()) {
-                over(r);
-            }
-        }
-        for (slot, generation) in open.rooms {
-            let Some(room) = self.rooms.current(slot, generation) else { continue };
-            let Some(r) = room.request.as_deref_mut() else { continue };
-            over(r);
-            if answered {
-                self.answered_by_request(slot, at);
-            }
-            self.request_moved(slot, at, out);
-        }
-    }
-
-    /// Where Success is not on the wire, prefill's answer stands for it.
-    fn answered_by_request(&mut self, slot: u32, at: Mono) {
-        let Some(room) = self.rooms.get(slot) else { return };
-        let over = room.request.as_ref().and_then(|r| r.prefill).and_then(|l| l.over());
-        if over.is_none_or(|(_, outcome)| outcome != Outcome::Success) {
-            return;
-        }
-        let silent = room.links.iter().filter(|l| l.owes() && l.told.is_none() && l.heard.is_none());
-        let silent: SmallVec<[_; 2]> = silent
-            .map(|l| {
-                let concluded = Concluded { metadata_at: l.asked_at(), pages: l.pages, at };
-                (l.prefill, l.pair, l.numbers, concluded)
-            })
-            .collect();
-        for (prefill, pair, numbers, concluded) in silent {
-            self.peers.answered(prefill, pair, numbers, concluded);
-        }
-    }
-
-    fn out_of_sight(&mut self, at: Mono, key: RequestKey, out: &mut Vec<Event>) {
-        let Some(open) = self.forget_request(key) else { return };
-        let lost = |r: &mut RoomRequest| {
-            for leg in r.legs_mut().filter(|l| l.is_open() && l.is_of(key, open.engine)) {
-                leg.seen.out_of_sight = true;
-            }
-        };
-        for number in open.closed {
-            if let Some(r) = self.closed.get_mut(number).and_then(|r| r.request.as_deref_mut()) {
-                lost(r);
-            }
-        }
-        for (slot, generation) in open.rooms {
-            let Some(room) = self.rooms.current(slot, generation) else { continue };
-            let Some(r) = room.request.as_deref_mut() else { continue };
-            lost(r);
-            self.request_moved(slot, at, out);
-        }
-    }
-
-    /// After a leg has moved on.
-    pub(crate) fn request_moved(&mut self, slot: u32, at: Mono, out: &mut Vec<Event>) {
-        let Some(room) = self.rooms.get(slot) else { return };
-        let Some(r) = room.request.as_deref() else { return };
-        let nothing_else = room.marks.is_empty() && !r.legs().any(Leg::is_open);
-        if nothing_else && r.legs().any(|l| l.seen.out_of_sight) {
-            // Nothing will tell of its end.
-            return self.close_room(slot, Outcome::Unknown, at, out);
-        }
-        if nothing_else && !room.has_prefill && !room.has_decode {
-            let outcome = r.legs().find_map(Leg::over).map_or(Outcome::Unknown, |(_, o)| o);
-            return self.close_room(slot, outcome, at, out);
-        }
-        self.settle(slot, at, out);
     }
 
     /// After a restart: requests whose connections are still there are followed on, the others have been lost sight of.
@@ -566,8 +344,8 @@ impl RoomTable {
             self.tally.turned_away.requests += 1;
             return;
         }
-        let engine = self.http.engines.at(leg.server, leg.netns, None);
-        if let Some(e) = self.http.engines.get_mut(engine) {
+        let engine = self.engines.at(leg.server, leg.netns, None);
+        if let Some(e) = self.engines.get_mut(engine) {
             e.blind = e.blind.max(Some(now));
             e.open.insert((leg.seen.begun, leg.key), slot);
         }

@@ -13,12 +13,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::event::{Mono, SocketId, Task};
 use crate::rooms::connections::{Again, Awaited, Carried};
+use crate::rooms::engines::Standing;
 use crate::rooms::estimate::{Durations, SavedHistogram};
 use crate::rooms::model::{Away, Completeness, Connection, Event, Phase, Role};
 use crate::rooms::peers::{
     Answers, Concluded, DeadReader, Exit, ForeignMark, NONE, Recent, Registered, Source,
 };
-use crate::rooms::requests::engines::Standing;
 use crate::rooms::requests::legs::RoomRequest;
 use crate::rooms::room::{Abort, Link, MAX_LINKS, MAX_MARKS, Mark, Room};
 use crate::rooms::slab::Tomb;
@@ -294,7 +294,7 @@ impl RoomTable {
         saver.saved.left_out = self.rooms.len().saturating_sub(saver.saved.rooms.len()) as u64;
         let tombs = self.numbers.newest(MAX_TOMBS).into_iter();
         saver.saved.closed = tombs.map(|(room, t)| (room, t.incarnation, t.closed_at)).collect();
-        saver.saved.standing = self.http.engines.standing().take(MAX_STANDING).collect();
+        saver.saved.standing = self.engines.standing().take(MAX_STANDING).collect();
         saver.connections();
         saver.names();
         saver.saved.threads = self.threads.save();
@@ -495,7 +495,7 @@ impl RoomTable {
         let SavedRooms { endpoints, sessions, pairs, connections, rooms, closed, threads, standing, .. } =
             saved;
         for engine in standing.iter().take(MAX_STANDING) {
-            table.http.engines.stand(engine);
+            table.engines.stand(engine);
         }
         for (room, incarnation, closed_at) in closed.into_iter().take(MAX_TOMBS) {
             table.numbers.bury(room, Tomb { incarnation, closed_at, heard: false });

@@ -134,8 +134,8 @@ impl RoomTable {
     pub(crate) fn task(&mut self, task: &TaskEvent, _out: &mut Vec<Event>) {
         let TaskChange::Exited { code, process } = task.what;
         let (tgid, at) = (task.task.tgid, task.at);
-        self.requests_of_ended(task);
         if process {
+            self.forget_process(tgid);
             return self.process_ended(Exit { tgid, at, code });
         }
         let death = Death { tid: task.task.tid, name: task.name, at, code };

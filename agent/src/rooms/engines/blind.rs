@@ -15,7 +15,7 @@ const PATIENCE: u64 = 60 * SECOND;
 
 /// What could be read of an engine.
 #[derive(Debug, Default)]
-pub(super) struct Sight {
+pub(crate) struct Sight {
     /// Something was read.
     pub(super) heard: bool,
     /// Connections that could not be, by cause.
@@ -43,10 +43,9 @@ impl RoomTable {
     pub(super) fn look_for_blindness(&mut self, now: Mono) {
         let doubtful: Vec<u32> = self
             .engines
-            .servers
-            .iter()
-            .filter(|(_, e)| !e.sight.heard && now.since(e.since) >= PATIENCE)
-            .map(|(server, _)| *server)
+            .servers()
+            .filter(|(_, e)| !e.sight.heard && e.since.is_some_and(|since| now.since(since) >= PATIENCE))
+            .map(|(server, _)| server)
             .collect();
         for server in doubtful {
             if self.messages_of(server) {
@@ -56,8 +55,7 @@ impl RoomTable {
             }
         }
         // Those that have been heard meanwhile.
-        let heard: Vec<u32> =
-            self.engines.servers.iter().filter(|(_, e)| e.sight.heard).map(|(s, _)| *s).collect();
+        let heard: Vec<u32> = self.engines.servers().filter(|(_, e)| e.sight.heard).map(|(s, _)| s).collect();
         for server in heard {
             let group = self.group_of(ABOUT, server);
             self.lower(group, now);
@@ -65,7 +63,7 @@ impl RoomTable {
     }
 
     fn seen(&mut self, server: u32) {
-        if let Some(engine) = self.engines.servers.get_mut(&server) {
+        if let Some(engine) = self.engines.server_mut(server) {
             engine.sight.heard = true;
         }
     }
@@ -77,7 +75,7 @@ impl RoomTable {
     }
 
     fn blindness(&self, server: u32) -> Option<Finding> {
-        let engine = self.engines.servers.get(&server)?;
+        let engine = self.engines.server(server)?;
         // One that may turn out to be readable excludes nothing.
         if engine.counts.open.iter().any(|(_, readable)| *readable) {
             return None;
@@ -112,7 +110,7 @@ impl RoomTable {
             engine: self.engine_party(server),
             rooms: Vec::new(),
             room_count: 0,
-            since: engine.since,
+            since: engine.since?,
             closed_at: None,
             evidence,
             actions: vec![Action {

@@ -34,7 +34,7 @@ const MAX_NAMED: usize = 8;
 
 /// What an engine counted, over time.
 #[derive(Debug, Default)]
-pub(super) struct Counts {
+pub(crate) struct Counts {
     /// The last answer.
     last: Option<(Mono, EngineGauges)>,
     /// Since when the inflight count has not fallen, and no rooms have explained it.
@@ -54,11 +54,6 @@ pub(super) struct Counts {
 }
 
 impl Counts {
-    /// Role as the engine says it.
-    pub(super) fn role(&self) -> Option<Role> {
-        self.last.as_ref().and_then(|(_, g)| g.role)
-    }
-
     /// Whether it had work when it was last asked.
     pub(super) fn works(&self) -> bool {
         self.last
@@ -108,14 +103,14 @@ impl RoomTable {
     pub(crate) fn gauged(&mut self, at: Mono, gauges: &EngineGauges, _out: &mut Vec<Event>) {
         self.requests_gauged(at, gauges);
         // That it could not be asked says nothing of its requests: what was found stands.
-        if gauges.error.is_some() || !self.engines.servers.contains_key(&gauges.server) {
+        if gauges.error.is_some() || self.engines.server(gauges.server).is_none() {
             return;
         }
         let role = gauges.role.or_else(|| self.role_of_process(gauges.server));
         let paused = gauges.paused.is_some_and(|n| n > 0);
         let watched = role == Some(Role::Prefill) && gauges.inflight.is_some() && !paused;
         let unexplained = if watched { self.unexplained(gauges) } else { 0 };
-        if let Some(engine) = self.engines.servers.get_mut(&gauges.server) {
+        if let Some(engine) = self.engines.server_mut(gauges.server) {
             engine.counts.take(at, gauges, unexplained);
         }
         self.judge_count(at, gauges.server, unexplained);
@@ -124,7 +119,7 @@ impl RoomTable {
 
     /// Open connections of an engine, each with whether it can be rank traffic, to be told just before its gauges.
     pub fn open_connections(&mut self, server: u32, open: Vec<(Connection, bool)>) {
-        if let Some(engine) = self.engines.servers.get_mut(&server) {
+        if let Some(engine) = self.engines.server_mut(server) {
             engine.counts.open = open;
             engine.counts.open_known = true;
         }
@@ -161,7 +156,7 @@ impl RoomTable {
     fn home_of(&self, room: &Room) -> Option<(u32, Option<u32>)> {
         let here = room.links.iter().find(|l| l.received.is_some()).map_or(room.home.0, |l| l.prefill);
         let pid = self.peers.get(here)?.task?.tgid;
-        let known = self.engines.get(pid)?;
+        let known = self.engines.process(pid)?;
         Some((known.process.server, known.process.ranks.as_deref().and_then(dp_rank)))
     }
 
@@ -178,7 +173,7 @@ impl RoomTable {
     }
 
     fn count_finding(&self, at: Mono, server: u32, group: u64) -> Option<Finding> {
-        let counts = &self.engines.servers.get(&server)?.counts;
+        let counts = &self.engines.server(server)?.counts;
         let since = counts.steady.filter(|since| at.since(*since) >= STEADY)?;
         let (_, gauges) = counts.last.as_ref()?;
         // An engine that computes has counts that move faster than they can be compared.
@@ -232,7 +227,7 @@ impl RoomTable {
     }
 
     fn rooms_finding(&self, at: Mono, server: u32, group: u64) -> Option<Finding> {
-        let counts = &self.engines.servers.get(&server)?.counts;
+        let counts = &self.engines.server(server)?.counts;
         let empty = counts.empty.filter(|since| at.since(*since) >= STEADY)?;
         let mut rooms: Vec<(Mono, u64)> = Vec::new();
         for room in self.pinned.iter().filter_map(|slot| self.rooms.get(*slot)) {
@@ -274,7 +269,7 @@ impl RoomTable {
     fn rank_peers(&self, server: u32) -> Vec<SocketAddr> {
         let pairs = self.peers.pairs().filter(|p| self.server_at(p.prefill) == Some(server));
         let mut peers: Vec<SocketAddr> = pairs.filter_map(|p| self.peers.address(p.decode)).collect();
-        let open = self.engines.servers.get(&server).map_or(&[][..], |e| &e.counts.open);
+        let open = self.engines.server(server).map_or(&[][..], |e| &e.counts.open);
         // Those of the server's own process are HTTP.
         let ranks = open.iter().filter(|(c, rank)| *rank && c.task.is_some_and(|t| t.tgid != server));
         peers.extend(ranks.map(|(c, _)| c.addresses.peer));
@@ -285,8 +280,8 @@ impl RoomTable {
 
     /// Connections to the engine's HTTP port that are older than the agent: one of them can wait for the answer.
     fn idle_line(&self, server: u32, gauges: &EngineGauges) -> Option<String> {
-        let port = self.engines.get(server)?.process.http_port?;
-        let open = &self.engines.servers.get(&server)?.counts.open;
+        let port = self.engines.process(server)?.process.http_port?;
+        let open = &self.engines.server(server)?.counts.open;
         let here = |c: &Connection| c.addresses.local.port() == port && c.preexisting;
         let mut from: Vec<String> = open
             .iter()

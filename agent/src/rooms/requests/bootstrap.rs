@@ -228,8 +228,8 @@ impl RoomTable {
 
     /// The HTTP server there is a prefill engine's.
     fn prefill_serves(&mut self, address: SocketAddr, netns: u32) {
-        let id = self.http.engines.at(address, netns, None);
-        if let Some(e) = self.http.engines.get_mut(id) {
+        let id = self.engines.at(address, netns, None);
+        if let Some(e) = self.engines.get_mut(id) {
             e.role.get_or_insert(Role::Prefill);
         }
     }

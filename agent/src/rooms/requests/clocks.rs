@@ -5,10 +5,10 @@
 
 use crate::event::{Mono, SECOND};
 use crate::http::event as web;
+use crate::rooms::engines::{Engine, EngineId, Stop};
 use crate::rooms::findings::cause;
 use crate::rooms::model::{Connection, Role};
 use crate::rooms::requests::LOOK_EVERY;
-use crate::rooms::requests::engines::{Engine, EngineId, Stop};
 use crate::rooms::table::RoomTable;
 use crate::verdict::explain::seconds;
 use crate::verdict::model::{Action, Class, Confidence, Finding, Party};
@@ -28,7 +28,7 @@ impl RoomTable {
     ) {
         let engine = self.engine_of(connection, server);
         let grace = self.config.floor;
-        let Some(e) = self.http.engines.get_mut(engine) else { return };
+        let Some(e) = self.engines.get_mut(engine) else { return };
         let done = status == Some(200);
         match call {
             web::Control::Pause(_) if done => e.stop(Stop::Pause, at),
@@ -58,7 +58,7 @@ impl RoomTable {
 
     /// Ends the finding of an engine that runs again.
     fn no_longer_paused(&mut self, engine: EngineId, at: Mono) {
-        let Some(e) = self.http.engines.get_mut(engine) else { return };
+        let Some(e) = self.engines.get_mut(engine) else { return };
         if e.told_paused && e.stopped.is_none() {
             e.told_paused = false;
             let group = paused_group(e);
@@ -74,11 +74,10 @@ impl RoomTable {
         self.http.next_look = now.plus(LOOK_EVERY);
         let long = |e: &Engine| e.stopped.is_some_and(|since| now.since(since) >= LONG_PAUSE);
         let changed = |e: &Engine| if e.told_paused { e.stopped.is_none() } else { long(e) };
-        let due: Vec<EngineId> =
-            self.http.engines.iter().filter(|(_, e)| changed(e)).map(|(id, _)| id).collect();
+        let due: Vec<EngineId> = self.engines.iter().filter(|(_, e)| changed(e)).map(|(id, _)| id).collect();
         for id in due {
             self.no_longer_paused(id, now);
-            let Some(e) = self.http.engines.get_mut(id).filter(|e| e.stopped.is_some()) else { continue };
+            let Some(e) = self.engines.get_mut(id).filter(|e| e.stopped.is_some()) else { continue };
             e.told_paused = true;
             let finding = paused(e, now);
             self.raise(finding);

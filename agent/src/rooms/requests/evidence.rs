@@ -2,10 +2,10 @@
 //!
 //! Pure; reads the table, changes nothing. Runs when a room is overdue or shown, never per message.
 
-use crate::event::{Mono, SECOND, TaskChange, TaskEvent};
+use crate::event::{Mono, SECOND};
+use crate::rooms::engines::{Engine, EngineId, stood};
 use crate::rooms::model::{Connection, EngineGauges, LegEnd, Outcome, Role};
 use crate::rooms::peers::{EndpointId, NONE};
-use crate::rooms::requests::engines::{Engine, EngineId, stood};
 use crate::rooms::requests::legs::Leg;
 use crate::rooms::room::{Progress, Room};
 use crate::rooms::table::RoomTable;
@@ -35,7 +35,7 @@ impl RoomTable {
         now: Mono,
     ) -> RequestFacts {
         let engines = self.engines_of(room);
-        let [prefill, decode] = engines.map(|e| e.and_then(|id| self.http.engines.get(id)));
+        let [prefill, decode] = engines.map(|e| e.and_then(|id| self.engines.get(id)));
         let own = if role == Role::Prefill { prefill } else { decode };
         let begun = room.leg(role).map(|l| l.seen.begun);
         let stopped = [(Role::Prefill, prefill), (Role::Decode, decode)].into_iter().find_map(|(role, e)| {
@@ -65,12 +65,12 @@ impl RoomTable {
     /// Whether the prefill engine of this room computes: see [`Engine::idle`].
     pub(crate) fn engine_idle(&self, room: &Room, now: Mono) -> Option<bool> {
         let [prefill, _] = self.engines_of(room);
-        self.http.engines.get(prefill?)?.idle(now)
+        self.engines.get(prefill?)?.idle(now)
     }
 
     /// The prefill engine and the decode engine of a room, where they are known.
     fn engines_of(&self, room: &Room) -> [Option<EngineId>; 2] {
-        if self.http.engines.iter().next().is_none() {
+        if self.engines.iter().next().is_none() {
             return [None; 2];
         }
         let linked = room.links.first().map_or(room.home, |l| (l.prefill, l.decode));
@@ -99,14 +99,14 @@ impl RoomTable {
 
     fn engine_of_rank(&self, rank: EndpointId, role: Role) -> Option<EngineId> {
         let e = self.peers.get(rank)?;
-        let by_process = e.task.and_then(|t| self.http.engines.of_process(t.tgid));
-        by_process.or_else(|| self.http.engines.alone_at(e.address.ip(), role))
+        let by_process = e.task.and_then(|t| self.engines.of_process(t.tgid));
+        by_process.or_else(|| self.engines.alone_at(e.address.ip(), role))
     }
 
     /// Whether an engine of this room has ever stood still.
     pub(crate) fn ever_stopped(&self, room: &Room) -> bool {
         let engines = self.engines_of(room).into_iter().flatten();
-        engines.filter_map(|id| self.http.engines.get(id)).any(Engine::ever_stopped)
+        engines.filter_map(|id| self.engines.get(id)).any(Engine::ever_stopped)
     }
 
     /// Whether it is known that this engine of this host was never asked for the room: every request to it has been seen
@@ -122,7 +122,7 @@ impl RoomTable {
             Role::Prefill => prefill,
             Role::Decode => decode.or_else(|| self.only_decode_of(prefill?)),
         };
-        let Some(e) = id.and_then(|id| self.http.engines.get(id)) else { return false };
+        let Some(e) = id.and_then(|id| self.engines.get(id)) else { return false };
         let before = Mono(room.opened_at.0.saturating_sub(self.config.floor));
         e.role == Some(role)
             && e.followed.is_some_and(|since| since < before)
@@ -175,23 +175,15 @@ impl RoomTable {
 
     /// Takes an engine's own numbers.
     pub(crate) fn requests_gauged(&mut self, at: Mono, gauges: &EngineGauges) {
-        let engine = self.http.engines.of_server(gauges.server);
-        if let Some(e) = self.http.engines.get_mut(engine) {
+        let engine = self.engines.of_server(gauges.server);
+        if let Some(e) = self.engines.get_mut(engine) {
             e.gauged(at, gauges);
-        }
-    }
-
-    /// A process that is gone is no engine's any more: its number may be another's next.
-    pub(crate) fn requests_of_ended(&mut self, task: &TaskEvent) {
-        let TaskChange::Exited { process, .. } = task.what;
-        if process {
-            self.http.engines.part(task.task.tgid);
         }
     }
 
     /// Requests on a connection that cannot be read pass unseen.
     pub(crate) fn requests_unreadable(&mut self, c: &Connection) {
-        let engines = &mut self.http.engines;
+        let engines = &mut self.engines;
         let own = match engines.known(c.addresses.local, c.netns) {
             Some(id) => id,
             None => match c.task.and_then(|t| engines.of_process(t.tgid)) {
@@ -199,7 +191,7 @@ impl RoomTable {
                 None => return,
             },
         };
-        if let Some(e) = self.http.engines.get_mut(own) {
+        if let Some(e) = self.engines.get_mut(own) {
             // For as long as the connection lives, and others like it will come.
             e.blind = Some(Mono(u64::MAX));
         }

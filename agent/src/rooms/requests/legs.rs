@@ -9,8 +9,8 @@ use smallvec::SmallVec;
 
 use crate::event::{Mono, SocketId};
 use crate::http::event as web;
+use crate::rooms::engines::EngineId;
 use crate::rooms::model::{LegEnd, LegView, Outcome, RequestView, Role};
-use crate::rooms::requests::engines::EngineId;
 
 /// Names one request: the end of its connection that reports, and its number there.
 pub(crate) type RequestKey = (SocketId, u64);

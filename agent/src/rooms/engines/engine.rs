@@ -1,23 +1,22 @@
-//! Engines as their HTTP ports and their processes show them: role, pauses, what they finished, what they say in numbers.
+//! One engine: role, pauses, what it finished, what it says in numbers, what could be read of it.
 //!
-//! Pure: no I/O, no clock (time is an argument). Bounded: [`MAX_ENGINES`] engines, [`MAX_PROCESSES`] processes.
+//! Pure: no I/O, no clock (time is an argument). Bounded: [`MAX_PAUSES`], [`MAX_FINISHED`]; its open requests are bounded by
+//! [`crate::rooms::requests::MAX_OPEN`].
 
 use std::collections::{BTreeMap, VecDeque};
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 
-use hashbrown::HashMap;
 use serde::{Deserialize, Serialize};
 
 use crate::event::{Mono, SECOND, Task};
-use crate::rooms::model::{EngineGauges, EngineProcess, Role};
-use crate::rooms::peers::NONE;
+use crate::rooms::engines::blind::Sight;
+use crate::rooms::engines::gauges::Counts;
+use crate::rooms::model::{EngineGauges, Role};
 use crate::rooms::requests::legs::RequestKey;
 
-/// Index of an engine.
+/// Names an engine.
 pub(crate) type EngineId = u32;
 
-const MAX_ENGINES: usize = 1024;
-const MAX_PROCESSES: usize = 16_384;
 /// Pauses of one engine remembered: those that a room under way can have lived through.
 const MAX_PAUSES: usize = 16;
 /// Finished requests of one engine remembered, to compare with those that do not finish.
@@ -99,11 +98,20 @@ pub(crate) struct Engine {
     pauses: VecDeque<(Mono, Mono)>,
     pub(crate) told_paused: bool,
     numbers: Option<Numbers>,
+    /// Since when its host has its server process; `None`: it has none, or none any more.
+    pub(super) since: Option<Mono>,
+    pub(super) counts: Counts,
+    pub(super) sight: Sight,
     /// It is this one, as has turned out.
-    moved: Option<EngineId>,
+    pub(super) moved: Option<EngineId>,
 }
 
 impl Engine {
+    /// One of which nothing is known but its server process, if that.
+    pub(super) fn of(pid: Option<u32>) -> Self {
+        Self { pid, ..Self::default() }
+    }
+
     /// It stands still from now on.
     pub(crate) fn stop(&mut self, why: Stop, at: Mono) {
         self.stops |= why as u8;
@@ -126,6 +134,30 @@ impl Engine {
             self.pauses.pop_front();
         }
         self.pauses.push_back((from, at.plus(grace.min(at.since(from)))));
+    }
+
+    /// It stands as the state file has it.
+    pub(super) fn stand(&mut self, s: &Standing) {
+        (self.stops, self.stopped) = (s.stops, Some(s.since));
+        self.role = self.role.or(s.role);
+    }
+
+    /// How it goes into the state file, where it stands.
+    pub(super) fn standing(&self, address: SocketAddr, netns: u32) -> Option<Standing> {
+        Some(Standing { address, netns, role: self.role, stops: self.stops, since: self.stopped? })
+    }
+
+    /// What was known of it by its address alone.
+    pub(super) fn absorb(&mut self, old: Self) {
+        self.role = self.role.or(old.role);
+        self.address = self.address.or(old.address);
+        self.stops |= old.stops;
+        self.stopped = [self.stopped, old.stopped].into_iter().flatten().min();
+        self.told_paused |= old.told_paused;
+        self.pauses.extend(old.pauses);
+        self.open.extend(old.open);
+        self.followed = [self.followed, old.followed].into_iter().flatten().min();
+        self.blind = self.blind.max(old.blind);
     }
 
     /// Why it stands.
@@ -233,207 +265,11 @@ pub(crate) fn stood(engines: [Option<&Engine>; 2], since: Mono, now: Mono) -> u6
 /// An engine that stands still, as it goes into the state file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Standing {
-    address: SocketAddr,
-    netns: u32,
-    role: Option<Role>,
-    stops: u8,
-    since: Mono,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Process {
-    server: u32,
-    role: Option<Role>,
-}
-
-/// All engines.
-#[derive(Debug, Default)]
-pub(crate) struct Engines {
-    list: Vec<Engine>,
-    by_address: HashMap<(SocketAddr, u32), EngineId>,
-    by_pid: HashMap<u32, EngineId>,
-    processes: HashMap<u32, Process>,
-    /// Engines not named: table full.
-    pub(crate) turned_away: u64,
-}
-
-/// Loopback addresses of different network namespaces are different ones.
-const fn key(address: SocketAddr, netns: u32) -> (SocketAddr, u32) {
-    (address, if address.ip().is_loopback() { netns } else { 0 })
-}
-
-impl Engines {
-    pub(crate) fn get(&self, id: EngineId) -> Option<&Engine> {
-        let e = self.list.get(id as usize)?;
-        e.moved.map_or(Some(e), |to| self.list.get(to as usize))
-    }
-
-    pub(crate) fn get_mut(&mut self, id: EngineId) -> Option<&mut Engine> {
-        let moved = self.list.get(id as usize)?.moved;
-        self.list.get_mut(moved.unwrap_or(id) as usize)
-    }
-
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (EngineId, &Engine)> {
-        (0..).zip(&self.list)
-    }
-
-    fn add(&mut self, engine: Engine) -> EngineId {
-        if self.list.len() >= MAX_ENGINES {
-            self.turned_away += 1;
-            return NONE;
-        }
-        let id = u32::try_from(self.list.len()).unwrap_or(NONE);
-        self.list.push(engine);
-        id
-    }
-
-    /// Process at the top of the engine that this process is of.
-    pub(crate) fn server_of(&self, pid: u32) -> u32 {
-        self.processes.get(&pid).map_or(pid, |p| p.server)
-    }
-
-    /// The engine whose HTTP server is reached at `address`; `task`: its process, where its own end is seen.
-    pub(crate) fn at(&mut self, address: SocketAddr, netns: u32, task: Option<u32>) -> EngineId {
-        let pid = task.map(|t| self.server_of(t));
-        let at = key(address, netns);
-        if let Some(id) = self.by_address.get(&at).copied() {
-            let Some(known) = self.get(id).map(|e| e.pid) else { return id };
-            if pid.is_none() || known == pid {
-                return id;
-            }
-            if known.is_none()
-                && let Some(p) = pid
-                && !self.by_pid.contains_key(&p)
-            {
-                if let Some(e) = self.get_mut(id) {
-                    e.pid = pid;
-                }
-                self.by_pid.insert(p, id);
-                return id;
-            }
-            if known.is_none()
-                && let Some(own) = pid.and_then(|p| self.by_pid.get(&p).copied())
-            {
-                // Known by its address and by its process, and now both are one.
-                self.absorb(own, id);
-                self.by_address.insert(at, own);
-                return own;
-            }
-            // Another process has taken the port: another life of the engine.
-        }
-        let id = match pid.and_then(|p| self.by_pid.get(&p).copied()) {
-            Some(id) => id,
-            None => self.add(Engine { pid, ..Engine::default() }),
-        };
-        if id != NONE {
-            self.by_address.insert(at, id);
-            if let Some(p) = pid {
-                self.by_pid.insert(p, id);
-            }
-            if let Some(e) = self.get_mut(id) {
-                e.address.get_or_insert(address);
-            }
-        }
-        id
-    }
-
-    /// What was known of the engine by its address alone is `own`'s.
-    fn absorb(&mut self, own: EngineId, by_address: EngineId) {
-        let Some(old) = self.get_mut(by_address).map(std::mem::take) else { return };
-        let Some(e) = self.get_mut(own) else { return };
-        e.role = e.role.or(old.role);
-        e.address = e.address.or(old.address);
-        e.stops |= old.stops;
-        e.stopped = [e.stopped, old.stopped].into_iter().flatten().min();
-        e.told_paused |= old.told_paused;
-        e.pauses.extend(old.pauses);
-        e.open.extend(old.open);
-        e.followed = [e.followed, old.followed].into_iter().flatten().min();
-        e.blind = e.blind.max(old.blind);
-        if let Some(e) = self.get_mut(by_address) {
-            e.moved = Some(own);
-        }
-    }
-
-    /// Engines that stand still, for the state file.
-    pub(crate) fn standing(&self) -> impl Iterator<Item = Standing> + '_ {
-        self.by_address.iter().filter_map(|((address, netns), id)| {
-            let e = self.get(*id)?;
-            Some(Standing {
-                address: *address,
-                netns: *netns,
-                role: e.role,
-                stops: e.stops,
-                since: e.stopped?,
-            })
-        })
-    }
-
-    /// Takes one back.
-    pub(crate) fn stand(&mut self, s: &Standing) {
-        let id = self.at(s.address, s.netns, None);
-        if let Some(e) = self.get_mut(id) {
-            (e.stops, e.stopped) = (s.stops, Some(s.since));
-            e.role = e.role.or(s.role);
-        }
-    }
-
-    /// The engine whose HTTP server is reached at `address`, if it is known.
-    pub(crate) fn known(&self, address: SocketAddr, netns: u32) -> Option<EngineId> {
-        self.by_address.get(&key(address, netns)).copied()
-    }
-
-    /// The engine of this process, if it is known.
-    pub(crate) fn of_process(&self, pid: u32) -> Option<EngineId> {
-        self.by_pid.get(&self.server_of(pid)).copied()
-    }
-
-    /// The only engine with this role at this address.
-    pub(crate) fn alone_at(&self, ip: IpAddr, role: Role) -> Option<EngineId> {
-        let mut fit = self
-            .iter()
-            .filter(|(_, e)| e.role == Some(role) && e.address.is_some_and(|a| a.ip() == ip))
-            .map(|(id, _)| id);
-        fit.next().filter(|_| fit.next().is_none())
-    }
-
-    /// A process of an engine, as its host has it.
-    pub(crate) fn meet(&mut self, p: &EngineProcess) {
-        if self.processes.len() < MAX_PROCESSES || self.processes.contains_key(&p.pid) {
-            self.processes.insert(p.pid, Process { server: p.server, role: p.role });
-        }
-        let id = self.of_server(p.server);
-        if let Some(e) = self.get_mut(id)
-            && p.role.is_some()
-        {
-            e.role = p.role;
-        }
-    }
-
-    /// A process is gone.
-    pub(crate) fn part(&mut self, pid: u32) {
-        self.processes.remove(&pid);
-        // Its number may be another's next.
-        self.by_pid.remove(&pid);
-    }
-
-    /// The engine of this server process.
-    pub(crate) fn of_server(&mut self, server: u32) -> EngineId {
-        if let Some(id) = self.by_pid.get(&server) {
-            return *id;
-        }
-        let id = self.add(Engine { pid: Some(server), ..Engine::default() });
-        if id != NONE {
-            self.by_pid.insert(server, id);
-        }
-        id
-    }
-
-    /// Role that the process table gives this process or its engine.
-    pub(crate) fn role_of_process(&self, pid: u32) -> Option<Role> {
-        let own = self.processes.get(&pid).and_then(|p| p.role);
-        own.or_else(|| self.of_process(pid).and_then(|id| self.get(id)).and_then(|e| e.role))
-    }
+    pub(super) address: SocketAddr,
+    pub(super) netns: u32,
+    pub(super) role: Option<Role>,
+    pub(super) stops: u8,
+    pub(super) since: Mono,
 }
 
 #[cfg(test)]

@@ -1,0 +1,147 @@
+//! How requests go on and end, and what that means for their rooms.
+//!
+//! Pure: no I/O, no clock (time is an argument).
+
+use smallvec::SmallVec;
+
+use crate::event::Mono;
+use crate::rooms::model::{Event, LegEnd, Outcome};
+use crate::rooms::peers::Concluded;
+use crate::rooms::requests::Open;
+use crate::rooms::requests::legs::{Leg, RequestKey, RoomRequest};
+use crate::rooms::table::RoomTable;
+
+impl RoomTable {
+    pub(super) fn first_body_byte(&mut self, at: Mono, key: RequestKey, out: &mut Vec<Event>) {
+        let Some(open) = self.http.open.get(&key) else { return };
+        for number in open.closed.clone() {
+            let closed = self.closed.get_mut(number).and_then(|r| r.request.as_deref_mut());
+            for leg in closed.into_iter().flat_map(RoomRequest::legs_mut).filter(|l| l.key == key) {
+                leg.seen.first_byte.get_or_insert(at);
+            }
+        }
+        let Some(open) = self.http.open.get(&key) else { return };
+        for (slot, generation) in open.rooms.clone() {
+            let Some(room) = self.rooms.current(slot, generation) else { continue };
+            let Some(r) = room.request.as_deref_mut() else { continue };
+            for leg in r.legs_mut().filter(|l| l.key == key) {
+                leg.seen.first_byte.get_or_insert(at);
+            }
+            self.request_moved(slot, at, out);
+        }
+    }
+
+    /// A room has closed before these requests of it were over: they are followed on, for its record.
+    pub(crate) fn follow_closed(&mut self, requests: &[RequestKey], number: u64) {
+        for key in requests {
+            if let Some(open) = self.http.open.get_mut(key) {
+                open.closed.push(number);
+            }
+        }
+    }
+
+    /// Takes a request off the list of open ones.
+    pub(super) fn forget_request(&mut self, key: RequestKey) -> Option<Open> {
+        let open = self.http.open.remove(&key)?;
+        self.http.places = self.http.places.saturating_sub(open.rooms.len());
+        if let Some(e) = self.engines.get_mut(open.engine) {
+            e.open.remove(&(open.begun, key));
+        }
+        Some(open)
+    }
+
+    pub(super) fn leg_over(
+        &mut self,
+        at: Mono,
+        key: RequestKey,
+        how: LegEnd,
+        status: Option<u16>,
+        out: &mut Vec<Event>,
+    ) {
+        let Some(open) = self.forget_request(key) else { return };
+        let answered = matches!(how, LegEnd::Finished | LegEnd::Answered);
+        let grace = self.config.floor;
+        if answered && let Some(e) = self.engines.get_mut(open.engine) {
+            e.finished(open.begun, at, grace);
+        }
+        let over = |r: &mut RoomRequest| {
+            // Several requests at one engine share a leg: it is over when the last of them is.
+            if let Some(leg) = r.legs_mut().find(|l| l.is_open() && l.is_of(key, open.engine)) {
+                leg.open = leg.open.saturating_sub(1);
+                if leg.open == 0 {
+                    leg.seen.ended = Some((at, how));
+                    leg.seen.status = status;
+                }
+            }
+        };
+        for number in open.closed {
+            if let Some(r) = self.closed.get_mut(number).and_then(|r| r.request.as_deref_mut()) {
+                over(r);
+            }
+        }
+        for (slot, generation) in open.rooms {
+            let Some(room) = self.rooms.current(slot, generation) else { continue };
+            let Some(r) = room.request.as_deref_mut() else { continue };
+            over(r);
+            if answered {
+                self.answered_by_request(slot, at);
+            }
+            self.request_moved(slot, at, out);
+        }
+    }
+
+    /// Where Success is not on the wire, prefill's answer stands for it.
+    fn answered_by_request(&mut self, slot: u32, at: Mono) {
+        let Some(room) = self.rooms.get(slot) else { return };
+        let over = room.request.as_ref().and_then(|r| r.prefill).and_then(|l| l.over());
+        if over.is_none_or(|(_, outcome)| outcome != Outcome::Success) {
+            return;
+        }
+        let silent = room.links.iter().filter(|l| l.owes() && l.told.is_none() && l.heard.is_none());
+        let silent: SmallVec<[_; 2]> = silent
+            .map(|l| {
+                let concluded = Concluded { metadata_at: l.asked_at(), pages: l.pages, at };
+                (l.prefill, l.pair, l.numbers, concluded)
+            })
+            .collect();
+        for (prefill, pair, numbers, concluded) in silent {
+            self.peers.answered(prefill, pair, numbers, concluded);
+        }
+    }
+
+    pub(super) fn out_of_sight(&mut self, at: Mono, key: RequestKey, out: &mut Vec<Event>) {
+        let Some(open) = self.forget_request(key) else { return };
+        let lost = |r: &mut RoomRequest| {
+            for leg in r.legs_mut().filter(|l| l.is_open() && l.is_of(key, open.engine)) {
+                leg.seen.out_of_sight = true;
+            }
+        };
+        for number in open.closed {
+            if let Some(r) = self.closed.get_mut(number).and_then(|r| r.request.as_deref_mut()) {
+                lost(r);
+            }
+        }
+        for (slot, generation) in open.rooms {
+            let Some(room) = self.rooms.current(slot, generation) else { continue };
+            let Some(r) = room.request.as_deref_mut() else { continue };
+            lost(r);
+            self.request_moved(slot, at, out);
+        }
+    }
+
+    /// After a leg has moved on.
+    pub(crate) fn request_moved(&mut self, slot: u32, at: Mono, out: &mut Vec<Event>) {
+        let Some(room) = self.rooms.get(slot) else { return };
+        let Some(r) = room.request.as_deref() else { return };
+        let nothing_else = room.marks.is_empty() && !r.legs().any(Leg::is_open);
+        if nothing_else && r.legs().any(|l| l.seen.out_of_sight) {
+            // Nothing will tell of its end.
+            return self.close_room(slot, Outcome::Unknown, at, out);
+        }
+        if nothing_else && !room.has_prefill && !room.has_decode {
+            let outcome = r.legs().find_map(Leg::over).map_or(Outcome::Unknown, |(_, o)| o);
+            return self.close_room(slot, outcome, at, out);
+        }
+        self.settle(slot, at, out);
+    }
+}
