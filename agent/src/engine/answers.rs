@@ -71,7 +71,10 @@ fn add_load(gauges: &mut EngineGauges, load: &Value) {
     }
     add(&mut gauges.inflight, inflight);
     add(&mut gauges.bootstrap, before);
-    add(&mut gauges.waiting, load.get("num_waiting_reqs").and_then(number));
+    let grammar = load.get("queues").and_then(|q| q.get("grammar")).and_then(number).unwrap_or(0);
+    let waiting = load.get("num_waiting_reqs").and_then(number);
+    // What waits for its grammar is not in the scheduler's queue yet.
+    add(&mut gauges.waiting, waiting.map(|n| n.saturating_add(grammar)));
     add(&mut gauges.running, load.get("num_running_reqs").and_then(number));
     add(&mut gauges.paused, load.get("queues").and_then(|q| q.get("paused")).and_then(number));
     for name in ["total_prefill_busy_us", "total_prefill_uncached_tokens"] {

@@ -70,7 +70,7 @@ impl RoomTable {
             told,
             untold,
             ambiguous: self.ambiguous(room),
-            others: self.others(subject, prefill),
+            others: Others { passed: self.passed(room, subject), ..self.others(subject, prefill) },
             foreign: self.peers.get(prefill).and_then(|e| e.foreign).as_ref().map(ForeignFact::of),
             metadata_sent: subject.map_or(Sent::Unknown, |l| self.metadata_sent(l)),
             status_sent: room
@@ -211,11 +211,23 @@ impl RoomTable {
         }
         if let Some(p) = rank {
             o.overtaken_at_rank = p.answers.recent.overtook(asked, 0);
+            o.as_long_at_rank = p.answers.recent.overtook(asked, l.pages);
             o.drained_at_rank = p.answers.recent.drained(asked);
             o.rank_answers =
                 p.answers.answered > l.numbers.0 || p.acknowledged_abort.is_some_and(|at| at >= asked);
         }
         o
+    }
+
+    /// How many rooms of the session, with at least as many pages, were asked for and concluded since the engine said that
+    /// nothing waits in it, this room's request and METADATA being there long before.
+    fn passed(&self, room: &Room, subject: Option<&Link>) -> u32 {
+        let Some(l) = subject else { return 0 };
+        let there = room.leg(Role::Prefill).map_or(l.asked_at(), |leg| l.asked_at().max(leg.seen.begun));
+        // By then what its server had to do before its scheduler got it is done.
+        let clear = self.nothing_waited(room, there.plus(self.config.floor));
+        let (Some(clear), Some(p)) = (clear, self.peers.pair_of(l.pair)) else { return 0 };
+        p.answers.recent.overtook(clear, l.pages)
     }
 
     fn metadata_sent(&self, l: &Link) -> Sent {

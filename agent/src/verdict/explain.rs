@@ -244,6 +244,13 @@ fn others(f: &Facts, j: &Judgement, lines: &mut Vec<String>) {
             o.overtaken
         ));
     }
+    if o.passed >= OVERTAKEN {
+        lines.push(format!(
+            "{} of them were asked for after prefill had said that nothing waits in it: this room was not waiting then, and \
+             what is computed in chunks is not overtaken by as long prompts",
+            o.passed
+        ));
+    }
     if j.class == Class::Queued {
         lines.push("rooms asked for earlier still conclude, in order: the queue drains".to_owned());
     } else if o.session_answers {

@@ -59,6 +59,10 @@ pub(crate) struct Others {
     pub(crate) overtaken: u32,
     /// The same over all sessions of the rank.
     pub(crate) overtaken_at_rank: u32,
+    /// The same of those with at least as many pages.
+    pub(crate) as_long_at_rank: u32,
+    /// Of `overtaken`, those asked for after prefill's engine had said that nothing waits in it, this room among it.
+    pub(crate) passed: u32,
     /// Last time a room of the same session with earlier METADATA concluded.
     pub(crate) drained: Option<Mono>,
     /// The same over all sessions of the rank.

@@ -174,6 +174,15 @@ fn overtaken(f: &Facts) -> bool {
     f.others.overtaken >= OVERTAKEN && warm
 }
 
+/// Whether prefill is shown not to queue or compute a room although it computes. At a moment nothing waited there, so what
+/// had been asked for long before was computed then or was done; rooms that came after that moment, with as many pages,
+/// are done themselves. One that is computed in chunks takes the room of each batch first (`add_chunked_req`,
+/// `managers/schedule_policy.py` of 0.5.23), so it was not computed: it is being handed over, and its session's later
+/// rooms have passed it there.
+fn passed(f: &Facts) -> bool {
+    f.others.passed >= OVERTAKEN && f.request.is_open(Role::Prefill)
+}
+
 /// Whether prefill is shown not to queue or compute a room of which no page count tells how long it takes.
 fn neither_queued_nor_computing(f: &Facts) -> bool {
     let a = f.abort.map_or(f.since, |a| a.at);
@@ -198,12 +207,12 @@ pub(super) fn weigh(f: &Facts, mut j: Judgement) -> Judgement {
             f.request.is_open(Role::Prefill) && (!asked || neither_queued_nor_computing(f))
         }
         Class::AbortIgnored => {
-            f.request.is_open(Role::Prefill) && (overtaken(f) || f.engine_idle == Some(true))
+            f.request.is_open(Role::Prefill) && (passed(f) || f.engine_idle == Some(true))
         }
         // A prompt that computes, or that priorities keep waiting, is overtaken as well, and its request is open as well:
         // only the engine's own numbers exclude both.
         Class::TransferNotConcluded | Class::TransferWorkerSilent | Class::ReceiverSilent => {
-            f.engine_idle == Some(true)
+            passed(f) || f.engine_idle == Some(true)
         }
         _ => false,
     };

@@ -7,7 +7,7 @@ use crate::rooms::model::{Phase, Role};
 use crate::sglang::message::{Backend, Kind, Release};
 use crate::verdict::facts::{AgainFact, Facts, LostFact, Sent, ThreadFact, UnreadFact, Was};
 use crate::verdict::judge::{
-    Draft, Judgement, OVERTAKEN, SILENT_RANK, SILENT_SESSION, Who, bootstrap_applies, bootstrap_timer,
+    Draft, Judgement, SILENT_RANK, SILENT_SESSION, Who, bootstrap_applies, bootstrap_timer,
     queued, separate, waiting_timer,
 };
 use crate::verdict::model::{Class, Confidence};
@@ -133,15 +133,22 @@ fn dead_thread(f: &Facts) -> Option<Judgement> {
 /// How sure it is that a session's worker is dead.
 fn worker(f: &Facts, t: ThreadFact, disagree: bool) -> Confidence {
     let o = &f.others;
+    // One room may be of a long prompt, whoever passes it: that the thread was its session's only its session can show.
     let several = o.silent_in_session >= SILENT_SESSION;
-    let certain = match t.was {
-        _ if disagree => true,
+    // Short ones pass a long one as well.
+    let as_long = o.as_long_at_rank > 0;
+    match t.was {
+        _ if disagree => Confidence::Certain,
         // Others, and asked for later: a queue drains in order.
-        Was::Worker { answered: true } => several || o.overtaken_at_rank >= OVERTAKEN,
+        Was::Worker { answered: true } => match (several, as_long) {
+            (true, true) => Confidence::Certain,
+            (true, false) | (false, true) => Confidence::Likely,
+            (false, false) => Confidence::Possible,
+        },
         // An ABORT_ACK says that the rank reads, and nothing of its queue.
-        _ => several && f.now.since(t.at.max(f.since)) >= f.limits.ceiling,
-    };
-    if certain { Confidence::Certain } else { Confidence::Likely }
+        _ if several && f.now.since(t.at.max(f.since)) >= f.limits.ceiling => Confidence::Certain,
+        _ => Confidence::Likely,
+    }
 }
 
 /// Bytes lie in this host's kernel that their rank does not read.

@@ -24,6 +24,8 @@ const MAX_FINISHED: usize = 64;
 /// How long an engine's counters must stand still before they say that it does not compute
 /// ([`EngineGauges::progress`] moves with every forward pass, and a chunk of prefill takes a second at most).
 const STILL: u64 = 10 * SECOND;
+/// Answers remembered in which nothing waited: more than a room that is overdue can have lived through unnoticed.
+const MAX_CLEAR: usize = 64;
 /// Numbers of an engine older than this say nothing.
 const STALE: u64 = 30 * SECOND;
 /// How often it is looked up again which role an engine's processes have.
@@ -102,6 +104,8 @@ pub(crate) struct Engine {
     pub(super) since: Option<Mono>,
     pub(super) counts: Counts,
     pub(super) sight: Sight,
+    /// When nothing waited in it, newest at the back.
+    clear: VecDeque<Mono>,
     /// It is this one, as has turned out.
     pub(super) moved: Option<EngineId>,
 }
@@ -182,7 +186,7 @@ impl Engine {
     /// A request was answered with what it asked for. One that began after a pause did proves that the pause is over,
     /// though its end was not seen.
     pub(crate) fn finished(&mut self, begun: Mono, at: Mono, grace: u64) {
-        keep(&mut self.finished, begun);
+        keep(&mut self.finished, begun, MAX_FINISHED);
         if self.stopped.is_some_and(|from| begun > from) {
             self.started(at, grace);
         }
@@ -190,7 +194,7 @@ impl Engine {
 
     /// METADATA of a room came whose request began then.
     pub(crate) fn asked(&mut self, begun: Mono) {
-        keep(&mut self.asked, begun);
+        keep(&mut self.asked, begun, MAX_FINISHED);
     }
 
     /// How many requests that began later have finished.
@@ -222,6 +226,10 @@ impl Engine {
         };
         let idle_since = quiet.then(|| old.and_then(|n| n.idle_since).unwrap_or(old.map_or(at, |n| n.at)));
         self.numbers = Some(Numbers { at, progress: g.progress, idle_since, moved, waiting: g.waiting });
+        // What is 30 s old tells nothing of a moment.
+        if g.waiting == Some(0) && g.bootstrap.unwrap_or(0) == 0 && !g.stale {
+            keep(&mut self.clear, at, MAX_CLEAR);
+        }
     }
 
     /// Whether it does not compute although something is in flight; `Some(false)`: it computes; `None`: not known.
@@ -233,17 +241,22 @@ impl Engine {
         n.moved.is_some_and(|at| now.since(at) < STILL).then_some(false)
     }
 
+    /// The first moment from `from` on at which nothing waited in it, as it says.
+    pub(crate) fn nothing_waited(&self, from: Mono) -> Option<Mono> {
+        self.clear.iter().copied().find(|at| *at >= from)
+    }
+
     /// Requests that wait in it, as it says.
     pub(crate) fn waiting(&self, now: Mono) -> Option<u64> {
         self.numbers.filter(|n| now.since(n.at) <= STALE).and_then(|n| n.waiting)
     }
 }
 
-fn keep(ring: &mut VecDeque<Mono>, begun: Mono) {
-    if ring.len() >= MAX_FINISHED {
+fn keep(ring: &mut VecDeque<Mono>, moment: Mono, most: usize) {
+    if ring.len() >= most {
         ring.pop_front();
     }
-    ring.push_back(begun);
+    ring.push_back(moment);
 }
 
 fn later(ring: &VecDeque<Mono>, begun: Mono) -> u32 {

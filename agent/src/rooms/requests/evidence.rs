@@ -68,6 +68,13 @@ impl RoomTable {
         self.engines.get(prefill?)?.idle(now)
     }
 
+    /// The first moment from `from` on at which nothing waited in the prefill engine of this room: see
+    /// [`Engine::nothing_waited`].
+    pub(crate) fn nothing_waited(&self, room: &Room, from: Mono) -> Option<Mono> {
+        let [prefill, _] = self.engines_of(room);
+        self.http.engines.get(prefill?)?.nothing_waited(from)
+    }
+
     /// The prefill engine and the decode engine of a room, where they are known.
     fn engines_of(&self, room: &Room) -> [Option<EngineId>; 2] {
         if self.engines.iter().next().is_none() {
