@@ -139,12 +139,11 @@ impl RoomTable {
         let mut hold = None;
         for l in &room.links {
             let Some(told) = l.told.filter(|_| l.status_delivery == Delivery::Unknown) else { continue };
-            if self.stuck(l.status_on) {
+            let on = l.status_on.and_then(|s| self.connections.get(self.connections.find(s)));
+            if on.is_some_and(|k| k.again.is_some()) {
                 return End::Open;
             }
-            let una =
-                l.status_on.and_then(|s| self.connections.get(self.connections.find(s))).and_then(|k| k.una);
-            if una.is_some_and(|(_, read)| read.since(told.at) >= self.config.delivery_grace / 4) {
+            if on.and_then(|k| k.una).is_some_and(|(_, read)| read.since(told.at) >= self.config.delivery_grace / 4) {
                 return End::Open; // Looked at since, and still not acknowledged.
             }
             let until = told.at.plus(self.config.delivery_grace);

@@ -44,16 +44,21 @@ impl RoomTable {
             outcome: room.closed.map(|(_, outcome)| outcome),
             completeness: room.completeness,
             restored: self.restored(room),
-            prefill: prefill.map(|p| self.view(room, Role::Prefill, p)),
-            decode: decode.map(|p| self.view(room, Role::Decode, p)),
-            request: room.request.as_deref().map(RoomRequest::view),
-            messages: room.marks.iter().map(|m| self.message_mark(m)).collect(),
+            prefill: None,
+            decode: None,
+            request: None,
+            messages: SmallVec::new(),
             messages_dropped: room.marks_dropped,
             verdict: verdict.map(Box::new),
             recovered: recovered(room),
             was_pinned: room.was_pinned,
             group_size,
         };
+        // These are large: put where they belong at once.
+        snapshot.prefill = prefill.map(|p| self.view(room, Role::Prefill, p));
+        snapshot.decode = decode.map(|p| self.view(room, Role::Decode, p));
+        snapshot.request = room.request.as_deref().map(RoomRequest::view);
+        snapshot.messages.extend(room.marks.iter().map(|m| self.message_mark(m)));
         name_request(&mut snapshot);
         snapshot
     }
