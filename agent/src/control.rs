@@ -216,11 +216,13 @@ impl Control {
     }
 
     fn bytes(&mut self, event: &SocketEvent<'_>, bytes: &Bytes<'_>, sink: &mut impl FnMut(Input<'_>)) {
-        if !self.know(event, sink) {
+        let Some(socket) = self.sockets.get_mut(event.socket, event.at) else {
+            if self.know(event, sink) {
+                return self.bytes(event, bytes, sink);
+            }
             self.shared.counters.drop_bytes(Dropped::TableFull, u64::from(bytes.len));
             return;
-        }
-        let Some(socket) = self.sockets.get_mut(event.socket, event.at) else { return };
+        };
         let shared = &mut self.shared;
         socket.task = event.task.or(socket.task);
         if socket.given_up.is_some() {

@@ -234,6 +234,11 @@ impl Pipeline {
         self.events.drain(..)
     }
 
+    /// Whether [`Self::events`] or [`Self::finding_events`] has any.
+    pub const fn has_events(&self) -> bool {
+        !self.events.is_empty() || self.rooms.has_finding_events()
+    }
+
     /// Sockets judged since the last call, for a source that can stop shipping foreign ones.
     pub fn judgements(&mut self) -> impl Iterator<Item = (SocketId, Judgement)> + '_ {
         self.control.judgements()

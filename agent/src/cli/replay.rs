@@ -55,6 +55,9 @@ impl Player {
     }
 
     fn flush(&mut self) {
+        if !self.pipeline.has_events() {
+            return;
+        }
         for event in self.pipeline.events() {
             self.exports.room_event_wait(&event, &self.clock);
         }

@@ -131,23 +131,24 @@ impl<F: FnMut(Input<'_>)> Out<'_, F> {
 
     fn message(&mut self, at: Mono, end: u32, parts: &Multipart<'_>) {
         self.findings.ends = Some((self.findings.ends.map_or(end, |(first, _)| first), end));
-        match sglang::decode(parts) {
+        let decoded = sglang::decode(parts);
+        match &decoded {
             Ok(decoded) => {
                 self.history.spoke = true;
                 let (connection, direction) = (self.connection, self.direction);
                 self.counters.count_message(direction, decoded.backend, decoded.message.kind());
                 self.counters.extra_frames += u64::from(decoded.extra_frames);
-                self.give(Input::Message { at, connection, direction, end, decoded: &decoded });
+                self.give(Input::Message { at, connection, direction, end, decoded });
             }
             // What is missing of it is no nonsense: it may have been any message.
             Err(_) if self.history.cut && parts.frames().any(|f| f.is_cut()) => {
                 self.lossy(at, Dropped::NotCaptured, 0);
             }
             Err(reason) => {
-                self.counters.count_unknown(reason);
+                self.counters.count_unknown(*reason);
                 self.shapes.count(parts);
                 // What mori's guard names is the engine's own, and mori survives what it cannot read.
-                if reason != sglang::Unknown::Mori {
+                if *reason != sglang::Unknown::Mori {
                     self.foreign(at, parts.count(), parts.frame(0).map_or(0, |f| f.len));
                 }
             }

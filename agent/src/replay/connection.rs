@@ -200,7 +200,7 @@ impl Connection {
         for side in [Side::A, Side::B] {
             self.end_mut(side).state = TcpState::Established;
             let found = Found { state: TcpState::Established, sequence: self.sequence(side), base: None };
-            emit(out.sink, out.at, self.end(side).name, What::Found(found));
+            emit(out.sink, out.at, &self.end(side).name, What::Found(found));
         }
     }
 
@@ -255,7 +255,7 @@ impl Connection {
             let end = self.end_mut(side);
             let change = StateChange { old: end.state, new: TcpState::Established, error: 0, sequence };
             end.state = TcpState::Established;
-            emit(out.sink, out.at, end.name, What::State(change));
+            emit(out.sink, out.at, &end.name, What::State(change));
         }
     }
 
@@ -290,18 +290,23 @@ impl Connection {
         out: &mut Out<'_, S>,
         act: impl FnOnce(&mut Way, &mut Flow<'_, S>),
     ) {
-        let had_fin = self.way(side).fin_sent();
+        let Self { ends: [a, b], ways: [from_a, from_b], .. } = self;
+        let (sender, way, receiver, back) = match side {
+            Side::A => (a, from_a, b, from_b),
+            Side::B => (b, from_b, a, from_a),
+        };
+        let had_fin = way.fin_sent();
         let mut flow = Flow {
             at: out.at,
-            sender: self.end(side).name,
-            receiver: self.end(side.other()).name,
-            reverse: self.way(side.other()).una(),
+            sender: &sender.name,
+            receiver: &receiver.name,
+            reverse: back.una(),
             store: &mut *out.store,
             repairs: &mut *out.repairs,
             sink: &mut *out.sink,
         };
-        act(self.way_mut(side), &mut flow);
-        if !had_fin && self.way(side).fin_sent() {
+        act(way, &mut flow);
+        if !had_fin && way.fin_sent() {
             match self.end(side).state {
                 TcpState::Established => self.enter(side, TcpState::FinWait1, 0, out),
                 TcpState::CloseWait => self.enter(side, TcpState::LastAck, 0, out),
@@ -355,7 +360,7 @@ impl Connection {
         }
         self.end_mut(side).state = new;
         let change = StateChange { old, new, error, sequence: self.sequence(side) };
-        emit(out.sink, out.at, self.end(side).name, What::State(change));
+        emit(out.sink, out.at, &self.end(side).name, What::State(change));
     }
 
     /// The sequence numbers of one end.

@@ -41,8 +41,8 @@ pub(super) struct Name {
 /// Where a direction's events go: the time, both ends, and how far the other direction is acknowledged.
 pub(super) struct Flow<'a, S> {
     pub(super) at: Mono,
-    pub(super) sender: Name,
-    pub(super) receiver: Name,
+    pub(super) sender: &'a Name,
+    pub(super) receiver: &'a Name,
     /// The sender's `rcv_nxt`, which is the receiver's `snd_una`.
     pub(super) reverse: u32,
     pub(super) store: &'a mut Store,
@@ -58,7 +58,7 @@ impl<S: FnMut(SocketEvent<'_>)> Flow<'_, S> {
 }
 
 /// Gives one event of `end` to `sink`. A capture knows neither task nor network namespace.
-pub(super) fn emit(sink: &mut impl FnMut(SocketEvent<'_>), at: Mono, end: Name, what: What<'_>) {
+pub(super) fn emit(sink: &mut impl FnMut(SocketEvent<'_>), at: Mono, end: &Name, what: What<'_>) {
     sink(SocketEvent { at, socket: end.socket, netns: 0, addresses: end.addresses, task: None, what });
 }
 

@@ -41,11 +41,11 @@ impl RoomTable {
     pub(crate) fn settle(&mut self, slot: u32, at: Mono, out: &mut Vec<Event>) {
         self.place_requests(slot, at);
         let Some(room) = self.rooms.get(slot) else { return };
-        let views = [Role::Prefill, Role::Decode].map(|r| room.has(r).then(|| room.progress(r)));
+        let views = room.views();
         let moved = self.note_phases(slot, views);
         let Some(room) = self.rooms.get(slot) else { return };
         match self.end_of(room, views, at) {
-            End::Closed(outcome) => return self.close_room(slot, outcome, at, out),
+            End::Closed(outcome) => return self.close_with(slot, views, outcome, at, out),
             End::Hold(until) => return self.wheel.set(slot, until, at),
             End::Open => {}
         }
@@ -139,12 +139,11 @@ impl RoomTable {
         let mut hold = None;
         for l in &room.links {
             let Some(told) = l.told.filter(|_| l.status_delivery == Delivery::Unknown) else { continue };
-            if self.stuck(l.status_on) {
+            let on = l.status_on.and_then(|s| self.connections.get(self.connections.find(s)));
+            if on.is_some_and(|k| k.again.is_some()) {
                 return End::Open;
             }
-            let una =
-                l.status_on.and_then(|s| self.connections.get(self.connections.find(s))).and_then(|k| k.una);
-            if una.is_some_and(|(_, read)| read.since(told.at) >= self.config.delivery_grace / 4) {
+            if on.and_then(|k| k.una).is_some_and(|(_, read)| read.since(told.at) >= self.config.delivery_grace / 4) {
                 return End::Open; // Looked at since, and still not acknowledged.
             }
             let until = told.at.plus(self.config.delivery_grace);
@@ -171,11 +170,11 @@ impl RoomTable {
     pub(crate) fn assess(&mut self, slot: u32, now: Mono, out: &mut Vec<Event>) {
         self.notice_gone(slot);
         let Some(room) = self.rooms.get(slot) else { return };
-        let views = [Role::Prefill, Role::Decode].map(|r| room.has(r).then(|| room.progress(r)));
+        let views = room.views();
         self.note_phases(slot, views);
         let Some(room) = self.rooms.get(slot) else { return };
         match self.end_of(room, views, now) {
-            End::Closed(outcome) => return self.close_room(slot, outcome, now, out),
+            End::Closed(outcome) => return self.close_with(slot, views, outcome, now, out),
             End::Hold(until) => return self.wheel.set(slot, until, now),
             End::Open => {}
         }

@@ -360,6 +360,11 @@ impl RoomTable {
         self.findings.events.drain(..)
     }
 
+    /// Whether anything has happened to findings since they were last taken.
+    pub(crate) const fn has_finding_events(&self) -> bool {
+        !self.findings.events.is_empty()
+    }
+
     /// Open findings, oldest first, as they are now.
     pub fn findings(&self) -> Vec<Finding> {
         self.first_findings(usize::MAX)

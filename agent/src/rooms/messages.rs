@@ -51,7 +51,7 @@ const fn role_of(flow: Flow, direction: Direction) -> Role {
 
 /// Releases that fit both; the newer word where none does (ranks of different releases).
 fn both(old: Option<Releases>, new: Releases) -> Releases {
-    let Some(old) = old else { return new };
+    let Some(old) = old.filter(|old| *old != new) else { return new };
     let fit = Releases { min: old.min.max(new.min), max: old.max.min(new.max) };
     if fit.min <= fit.max { fit } else { new }
 }

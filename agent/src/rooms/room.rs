@@ -262,15 +262,6 @@ impl Room {
         *self = Self { links, marks, ..Self::new(room, incarnation, at, home) };
     }
 
-    /// Becomes a copy of `other`, in its own memory.
-    pub(crate) fn take_over(&mut self, other: &mut Self) {
-        let (mut links, mut marks) = (std::mem::take(&mut self.links), std::mem::take(&mut self.marks));
-        links.clone_from(&other.links);
-        marks.clone_from(&other.marks);
-        let (judgement, request) = (other.judgement.take(), other.request.take());
-        *self = Self { links, request, marks, judgement, ..*other };
-    }
-
     pub(crate) const fn has(&self, role: Role) -> bool {
         match role {
             Role::Prefill => self.has_prefill,
@@ -308,13 +299,32 @@ impl Room {
         if self.links.len() == 1 {
             return received.all(|l| l.required <= 1);
         }
+        if self.is_one_link_each() {
+            return received.all(|l| self.contents(1, l.required));
+        }
         received.all(|l| self.enough(l.prefill))
     }
 
-    /// Whether this prefill rank has the METADATA of as many sessions as it waits for. Mori is content with more
-    /// (`_handle_transfer_message`, `mori/conn.py`); to the others more is as bad as fewer.
+    /// Whether every link is of a prefill rank of its own, as it mostly is. Compares ranks by 64 bits, so that some that
+    /// are different are taken for one.
+    fn is_one_link_each(&self) -> bool {
+        let mut met = 0u64;
+        self.links.iter().all(|l| {
+            let bit = 1 << (l.prefill % u64::BITS);
+            let is_new = met & bit == 0;
+            met |= bit;
+            is_new
+        })
+    }
+
+    /// Whether this prefill rank has the METADATA of as many sessions as it waits for.
     pub(crate) fn enough(&self, prefill: EndpointId) -> bool {
-        let (got, required) = (self.sessions_at(prefill), self.required_at(prefill));
+        self.contents(self.sessions_at(prefill), self.required_at(prefill))
+    }
+
+    /// Whether METADATA of `got` sessions is enough for a rank that waits for `required`. Mori is content with more
+    /// (`_handle_transfer_message`, `mori/conn.py`); to the others more is as bad as fewer.
+    fn contents(&self, got: u32, required: u32) -> bool {
         got == required || (got > required && self.backend == Some(Backend::Mori))
     }
 
@@ -327,6 +337,14 @@ impl Room {
     /// Distinct sessions that this prefill rank waits for.
     pub(crate) fn required_at(&self, prefill: EndpointId) -> u32 {
         self.links.iter().filter(|l| l.prefill == prefill).map(|l| l.required).max().unwrap_or(1)
+    }
+
+    /// What the views of prefill and of decode amount to, where there are any.
+    pub(crate) fn views(&self) -> [Option<Progress>; 2] {
+        [
+            self.has_prefill.then(|| self.prefill_progress()),
+            self.has_decode.then(|| self.decode_progress()),
+        ]
     }
 
     /// What `role`'s view amounts to.
@@ -346,11 +364,12 @@ impl Room {
     fn prefill_progress(&self) -> Progress {
         let (mut got, mut owed, mut told, mut lost, mut mute) = (0, 0u32, 0u32, false, false);
         let (mut last_asked, mut first_told, mut last_told) = (self.opened_at, None, self.opened_at);
-        let mut failed = None;
+        let (mut required, mut failed) = (None, None);
         for l in &self.links {
             if let Some(at) = l.received {
                 got += 1;
                 last_asked = last_asked.max(at);
+                required = required.max(Some(l.required));
             }
             if l.received.is_none() && l.told.is_none() {
                 continue;
@@ -372,7 +391,6 @@ impl Room {
             }
         }
         let complete = got > 0 && self.complete();
-        let required = self.links.iter().filter(|l| l.received.is_some()).map(|l| l.required).max();
         let p = |phase, since, state, terminal| Progress { phase, since, state, got, required, terminal };
         let aborted = self.abort.filter(|a| a.received);
         if let Some(at) = failed.or(self.failed_inside) {

@@ -149,7 +149,8 @@ pub(crate) struct Tomb {
 /// The last closed rooms with all that is known of them.
 #[derive(Debug)]
 pub(crate) struct Closed {
-    ring: Vec<Room>,
+    #[allow(clippy::vec_box, reason = "the boxes come from the slots and go back into them as they are")]
+    ring: Vec<Box<Room>>,
     /// Where the next one goes, once the ring is full: where the oldest is.
     next: usize,
     max: usize,
@@ -166,20 +167,18 @@ impl Closed {
         self.ring.len()
     }
 
-    /// Keeps what is known of a room in place of the oldest. Copied: the room's own memory is used again at once.
-    /// Returns its number, for [`Self::get_mut`].
-    pub(crate) fn keep(&mut self, room: &mut Room) -> u64 {
+    /// Keeps a room in place of the oldest. Returns its number, for [`Self::get_mut`], and the oldest, the memory of which
+    /// is free now.
+    pub(crate) fn keep(&mut self, room: Box<Room>) -> (u64, Option<Box<Room>>) {
         let number = self.kept;
         self.kept += 1;
         if self.ring.len() < self.max {
-            let mut kept = Room::new(room.room, room.incarnation, room.opened_at, room.home);
-            kept.take_over(room);
-            self.ring.push(kept);
-        } else if let Some(oldest) = self.ring.get_mut(self.next) {
-            oldest.take_over(room);
-            self.next = (self.next + 1) % self.max;
+            self.ring.push(room);
+            return (number, None);
         }
-        number
+        let Some(oldest) = self.ring.get_mut(self.next) else { return (number, Some(room)) };
+        self.next = (self.next + 1) % self.max;
+        (number, Some(std::mem::replace(oldest, room)))
     }
 
     /// The room that was the `number`th to be kept, if it still is.
@@ -189,13 +188,13 @@ impl Closed {
             return None;
         }
         let place = number.checked_rem(self.max as u64)?;
-        self.ring.get_mut(usize::try_from(place).ok()?)
+        self.ring.get_mut(usize::try_from(place).ok()?).map(|room| &mut **room)
     }
 
     /// Oldest first.
     pub(crate) fn iter(&self) -> impl DoubleEndedIterator<Item = &Room> {
         let (newer, older) = self.ring.split_at_checked(self.next).unwrap_or_default();
-        older.iter().chain(newer)
+        older.iter().chain(newer).map(|room| &**room)
     }
 }
 
@@ -300,14 +299,13 @@ mod tests {
     fn the_last_closed_rooms_are_kept_oldest_first() {
         let mut closed = Closed::new(3);
         for number in 0..8 {
-            let mut room = Room::new(number, 0, Mono(number), (NONE, NONE));
-            closed.keep(&mut room);
+            closed.keep(Box::new(Room::new(number, 0, Mono(number), (NONE, NONE))));
             let kept: Vec<u64> = closed.iter().map(|r| r.room).collect();
             assert_eq!(kept, (number.saturating_sub(2)..=number).collect::<Vec<_>>());
         }
         assert_eq!(closed.len(), 3);
         let mut none = Closed::new(0);
-        none.keep(&mut Room::new(1, 0, Mono(1), (NONE, NONE)));
+        none.keep(Box::new(Room::new(1, 0, Mono(1), (NONE, NONE))));
         assert_eq!(none.len(), 0);
     }
 }

@@ -21,6 +21,16 @@ const NOWHERE: std::net::SocketAddr =
 impl RoomTable {
     /// Everything known of a room at `at`.
     pub(crate) fn snapshot_of(&self, room: &Room, at: Mono) -> RoomSnapshot {
+        self.snapshot_with(room, room.views(), at)
+    }
+
+    /// The same where it is known what the room's views amount to.
+    pub(crate) fn snapshot_with(
+        &self,
+        room: &Room,
+        [prefill, decode]: [Option<Progress>; 2],
+        at: Mono,
+    ) -> RoomSnapshot {
         let verdict = self.verdict_of(room, at);
         let group_size = verdict.as_ref().map_or(1, |v| self.findings.group_size(v.group).unwrap_or(1));
         let mut snapshot = RoomSnapshot {
@@ -34,16 +44,21 @@ impl RoomTable {
             outcome: room.closed.map(|(_, outcome)| outcome),
             completeness: room.completeness,
             restored: self.restored(room),
-            prefill: room.has_prefill.then(|| self.view(room, Role::Prefill)),
-            decode: room.has_decode.then(|| self.view(room, Role::Decode)),
-            request: room.request.as_deref().map(RoomRequest::view),
-            messages: room.marks.iter().map(|m| self.message_mark(m)).collect(),
+            prefill: None,
+            decode: None,
+            request: None,
+            messages: SmallVec::new(),
             messages_dropped: room.marks_dropped,
             verdict: verdict.map(Box::new),
             recovered: recovered(room),
             was_pinned: room.was_pinned,
             group_size,
         };
+        // These are large: put where they belong at once.
+        snapshot.prefill = prefill.map(|p| self.view(room, Role::Prefill, p));
+        snapshot.decode = decode.map(|p| self.view(room, Role::Decode, p));
+        snapshot.request = room.request.as_deref().map(RoomRequest::view);
+        snapshot.messages.extend(room.marks.iter().map(|m| self.message_mark(m)));
         name_request(&mut snapshot);
         snapshot
     }
@@ -76,10 +91,19 @@ impl RoomTable {
         }
     }
 
-    fn view(&self, room: &Room, role: Role) -> View {
-        let p = room.progress(role);
-        let mut ranks: SmallVec<[RankView; 1]> = SmallVec::new();
-        let mut sessions: SmallVec<[Arc<str>; 1]> = SmallVec::new();
+    fn view(&self, room: &Room, role: Role, p: Progress) -> View {
+        let mut view = View {
+            role,
+            state: p.state,
+            ranks: SmallVec::new(),
+            sessions: SmallVec::new(),
+            required: p.required,
+            got: p.got,
+            phase_since: p.since,
+            phase: p.phase,
+            terminal: p.terminal,
+        };
+        let View { ranks, sessions, .. } = &mut view;
         let mut seen: arrayvec::ArrayVec<EndpointId, { crate::rooms::room::MAX_LINKS }> =
             arrayvec::ArrayVec::new();
         for l in room.links.iter().filter(|l| here(l, role)) {
@@ -130,17 +154,7 @@ impl RoomTable {
                 });
             }
         }
-        View {
-            role,
-            state: p.state,
-            ranks,
-            sessions,
-            required: p.required,
-            got: p.got,
-            phase_since: p.since,
-            phase: p.phase,
-            terminal: p.terminal,
-        }
+        view
     }
 }
 

@@ -20,7 +20,7 @@ use crate::rooms::model::{Away, Event, Input, Outcome, Role, RoomSnapshot};
 use crate::rooms::peers::{EndpointId, Peers};
 use crate::rooms::rates::Rates;
 use crate::rooms::requests::Http;
-use crate::rooms::room::Room;
+use crate::rooms::room::{Progress, Room};
 use crate::rooms::slab::{Closed, Numbers, Slab, Tomb};
 use crate::rooms::tcp::Unread;
 use crate::rooms::threads::Threads;
@@ -449,26 +449,43 @@ impl RoomTable {
 
     /// Ends a room: counts it, tells it, keeps its details for a while and its number for longer.
     pub(crate) fn close_room(&mut self, slot: u32, outcome: Outcome, at: Mono, out: &mut Vec<Event>) {
+        let views = self.rooms.get(slot).map(Room::views).unwrap_or_default();
+        self.close_with(slot, views, outcome, at, out);
+    }
+
+    /// The same where it is known what the room's views amount to.
+    pub(crate) fn close_with(
+        &mut self,
+        slot: u32,
+        views: [Option<Progress>; 2],
+        outcome: Outcome,
+        at: Mono,
+        out: &mut Vec<Event>,
+    ) {
         let held = self.rooms.get(slot).and_then(Room::cause);
         self.regroup(slot, held.map(|(group, _, confidence)| (group, confidence)), None, at);
         self.wheel.remove(slot);
         let Some(mut room) = self.rooms.remove(slot) else { return };
         room.closed = Some((at, outcome));
-        for (i, role) in [Role::Prefill, Role::Decode].into_iter().enumerate() {
-            if let Some(state) = room.counted.get_mut(i).and_then(Option::take) {
+        for ((role, view), counted) in
+            [Role::Prefill, Role::Decode].into_iter().zip(views).zip(&mut room.counted)
+        {
+            if let Some(state) = counted.take() {
                 self.count_state(role, state, false);
             }
-            if room.has(role) {
-                self.tally.close(role, room.progress(role).terminal.unwrap_or(outcome));
+            if let Some(view) = view {
+                self.tally.close(role, view.terminal.unwrap_or(outcome));
             }
         }
         self.numbers.end(room.room, at, room.all_heard());
-        out.push(Event::Closed(Arc::new(self.snapshot_of(&room, at))));
+        out.push(Event::Closed(Arc::new(self.snapshot_with(&room, views, at))));
         let requests =
             room.request.as_deref().map(super::requests::legs::RoomRequest::open_keys).unwrap_or_default();
-        let number = self.closed.keep(&mut room);
+        let (number, memory) = self.closed.keep(room);
         self.follow_closed(&requests, number);
-        self.rooms.reuse(room);
+        if let Some(memory) = memory {
+            self.rooms.reuse(memory);
+        }
     }
 
     /// Whether a message for this number, which no open room has, is one of its last room.

@@ -16,13 +16,14 @@ pub(super) fn whole<'a>(parts: &Multipart<'a>, index: usize) -> Option<&'a [u8]>
 
 /// A decimal number without sign, blanks or leading zeros.
 pub(super) fn decimal(bytes: &[u8]) -> Option<u64> {
+    let digit = |b: &u8| Some(u64::from(b.wrapping_sub(b'0'))).filter(|digit| *digit <= 9);
     match bytes {
         [] | [b'0', _, ..] => None,
-        // 19 digits always fit; 20 may not.
-        digits if digits.len() <= 20 => digits.iter().try_fold(0u64, |n, b| {
-            let digit = b.wrapping_sub(b'0');
-            if digit > 9 { None } else { n.checked_mul(10)?.checked_add(u64::from(digit)) }
-        }),
+        // 19 digits always fit; a 20th may not.
+        [first @ .., last] if first.len() <= 19 => {
+            let n = first.iter().try_fold(0u64, |n, b| Some(n * 10 + digit(b)?))?;
+            n.checked_mul(10)?.checked_add(digit(last)?)
+        }
         _ => None,
     }
 }

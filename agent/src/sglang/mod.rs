@@ -347,31 +347,24 @@ trait Layout: Copy {
 /// Decodes by the first row that fits. Rows that fit as well widen the range of releases: the message does
 /// not tell them apart.
 fn by_layout<'a>(parts: &Multipart<'a>, table: &[impl Layout]) -> Option<Decoded<'a>> {
-    let mut found: Option<Decoded<'a>> = None;
-    for row in table.iter().filter(|row| row.frames() == parts.count() && passes(row.test(), parts)) {
+    let mut rows = table.iter().filter(|row| row.frames() == parts.count() && passes(row.test(), parts));
+    while let Some(row) = rows.next() {
         let Some(message) = row.read(parts) else { continue };
-        let releases = row.releases();
-        found = Some(match found {
-            None => Decoded { backend: row.backend(), releases, extra_frames: 0, message },
-            Some(first) if first.backend == row.backend() => Decoded {
-                releases: Releases {
-                    min: first.releases.min.min(releases.min),
-                    max: first.releases.max.max(releases.max),
-                },
-                ..first
-            },
-            Some(first) => first,
+        let backend = row.backend();
+        let also = rows.filter(|row| row.backend() == backend && row.read(parts).is_some());
+        let releases = also.map(Layout::releases).fold(row.releases(), |a, b| Releases {
+            min: a.min.min(b.min),
+            max: a.max.max(b.max),
         });
+        return Some(Decoded { backend, releases, extra_frames: 0, message });
     }
-    found.or_else(|| {
-        let newest_row = table.first()?;
-        let extra = parts.count().checked_sub(newest_row.frames()).filter(|extra| *extra > 0)?;
-        Some(Decoded {
-            backend: newest_row.backend(),
-            releases: newest(newest_row.releases()),
-            extra_frames: saturate(extra),
-            message: newest_row.read(parts)?,
-        })
+    let newest_row = table.first()?;
+    let extra = parts.count().checked_sub(newest_row.frames()).filter(|extra| *extra > 0)?;
+    Some(Decoded {
+        backend: newest_row.backend(),
+        releases: newest(newest_row.releases()),
+        extra_frames: saturate(extra),
+        message: newest_row.read(parts)?,
     })
 }
 

@@ -79,20 +79,15 @@ pub(super) enum Parsed {
 /// Parses what begins at `at` and lies whole in `bytes`; the frames of a message go to `frames`.
 pub(super) fn parse(bytes: &[u8], at: usize, frames: &mut Frames) -> Result<Parsed, Malformed> {
     frames.clear();
-    let mut pos = at;
+    let mut rest = bytes.get(at..).unwrap_or_default();
     let mut total = 0u32;
     loop {
-        let Some((header, size)) = Header::read(bytes.get(pos..).unwrap_or_default())? else {
+        let Some((header, size)) = Header::read(rest)? else { return Ok(Parsed::Partial) };
+        let body = rest.get(size..).unwrap_or_default();
+        let Some(next) = usize::try_from(header.len).ok().and_then(|len| body.get(len..)) else {
             return Ok(Parsed::Partial);
         };
-        let body = pos.saturating_add(size);
-        let Some(behind) = usize::try_from(header.len)
-            .ok()
-            .and_then(|len| body.checked_add(len))
-            .filter(|behind| *behind <= bytes.len())
-        else {
-            return Ok(Parsed::Partial);
-        };
+        let (body, behind) = (bytes.len() - body.len(), bytes.len() - next.len());
         if header.flags & COMMAND != 0 {
             // A command between the frames of a message is left to the incremental decoder.
             return Ok(if total == 0 { Parsed::Command { body, behind } } else { Parsed::Partial });
@@ -104,7 +99,7 @@ pub(super) fn parse(bytes: &[u8], at: usize, frames: &mut Frames) -> Result<Pars
             len: header.len,
         });
         total = total.saturating_add(1);
-        pos = behind;
+        rest = next;
         if header.flags & MORE == 0 {
             return Ok(Parsed::Message { behind, total });
         }
@@ -113,8 +108,7 @@ pub(super) fn parse(bytes: &[u8], at: usize, frames: &mut Frames) -> Result<Pars
 
 /// How many bytes of a frame of `len` bytes are kept.
 fn kept(len: u64) -> u16 {
-    let cap = u16::try_from(BYTES_KEPT).unwrap_or(u16::MAX);
-    u16::try_from(len).unwrap_or(cap).min(cap)
+    u16::try_from(len.min(BYTES_KEPT as u64)).unwrap_or(u16::MAX)
 }
 
 /// Where to go on in a call of a stream that is out of step.
