@@ -72,7 +72,7 @@ impl RoomTable {
     /// [`Engine::nothing_waited`].
     pub(crate) fn nothing_waited(&self, room: &Room, from: Mono) -> Option<Mono> {
         let [prefill, _] = self.engines_of(room);
-        self.http.engines.get(prefill?)?.nothing_waited(from)
+        self.engines.get(prefill?)?.nothing_waited(from)
     }
 
     /// The prefill engine and the decode engine of a room, where they are known.
