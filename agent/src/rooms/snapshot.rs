@@ -37,6 +37,7 @@ impl RoomTable {
             prefill: room.has_prefill.then(|| self.view(room, Role::Prefill)),
             decode: room.has_decode.then(|| self.view(room, Role::Decode)),
             request: room.request.as_deref().map(RoomRequest::view),
+            scheduled: room.scheduled.as_deref().map(|s| s.requests.clone()).unwrap_or_default(),
             messages: room.marks.iter().map(|m| self.message_mark(m)).collect(),
             messages_dropped: room.marks_dropped,
             verdict: verdict.map(Box::new),
