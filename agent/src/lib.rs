@@ -6,7 +6,7 @@
 //! kernel | replay ─▶ event::SocketEvent ─▶ stream ─▶ zmtp ─▶ sglang ─▶ rooms ─▶ verdict ─▶ export
 //! ```
 //!
-//! `stream`, `zmtp`, `http`, `sglang`, `rooms` and `verdict` are pure: no I/O, no clock (time is an argument), no
+//! `stream`, `zmtp`, `http`, `sglang`, `spans`, `rooms` and `verdict` are pure: no I/O, no clock (time is an argument), no
 //! unsafe code. `kernel` is the only module with unsafe code.
 #![deny(unsafe_code)]
 
@@ -22,6 +22,7 @@ pub mod replay;
 pub mod room_text;
 pub mod rooms;
 pub mod sglang;
+pub mod spans;
 pub mod state;
 pub mod stream;
 pub mod verdict;

@@ -117,6 +117,7 @@ fn events_are_sane(out: &[Event]) {
                 assert!(s.verdict.as_ref().is_none_or(|v| v.class != Class::Unknown));
                 Some(false)
             }
+            Event::Scheduled(_) => panic!("no span was given"),
             Event::Closed(_) => {
                 assert!(!s.pinned() && s.closed_at.is_some() && s.outcome.is_some());
                 None

@@ -2,6 +2,7 @@
 //!
 //! Reads the file it is told to read, nothing else. `agent/roomtrace.yaml` shows every key with its reason.
 
+use std::collections::BTreeMap;
 use std::io::Read as _;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -9,7 +10,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::export::otlp::{Endpoint, OtlpConfig, Secret};
+use crate::export::otlp::{Endpoint, ForwardConfig, OtlpConfig, QueueConfig, Secret};
 
 mod allowed;
 mod place;
@@ -90,6 +91,8 @@ pub struct Config {
     pub capture: Capture,
     /// What engines are asked about themselves.
     pub engine: Engine,
+    /// Receiver of the engines' own spans.
+    pub spans: Spans,
     /// When a room is overdue.
     pub rooms: Rooms,
     /// Where results go.
@@ -141,6 +144,28 @@ pub struct Engine {
 impl Default for Engine {
     fn default() -> Self {
         Self { scrape: true, interval: Duration::from_secs(15) }
+    }
+}
+
+/// Receiver of the engines' own spans (OTLP).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Spans {
+    /// Whether it runs.
+    pub enabled: bool,
+    /// Where it takes gRPC; `None`: it does not. It has no authentication.
+    pub grpc: Option<SocketAddr>,
+    /// Where it takes protobuf over HTTP; `None`: it does not.
+    pub http: Option<SocketAddr>,
+    /// Who gets them as they came.
+    pub forward: ForwardConfig,
+}
+
+impl Default for Spans {
+    fn default() -> Self {
+        let loopback = std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
+        let at = |port| Some(SocketAddr::new(loopback, port));
+        Self { enabled: false, grpc: at(4317), http: at(4318), forward: ForwardConfig::default() }
     }
 }
 
@@ -302,6 +327,7 @@ impl Config {
             .or_else(|| self.engine.problem())
             .or_else(|| self.rooms.problem())
             .or_else(|| self.export.problem())
+            .or_else(|| self.spans.problem())
             .or_else(|| few.then(|| Problem::new("record.bytes", &self.record.bytes.to_string())))
     }
 }
@@ -351,24 +377,46 @@ impl Export {
         if self.trace_salt.is_hidden() {
             return Some(Problem::hidden("export.trace_salt"));
         }
-        if endpoint.as_ref().is_some_and(Endpoint::is_hidden) {
-            return Some(Problem::hidden("export.otlp.endpoint"));
-        }
-        if endpoint.as_ref().and_then(Endpoint::problem).is_some() {
-            return Some(Problem::new("export.otlp.endpoint", ""));
-        }
-        for (name, value) in headers {
-            let key = format!("export.otlp.headers.{name}");
-            if value.is_hidden() {
-                return Some(Problem::hidden(key));
-            }
-            if !value.is_header(name) {
-                return Some(Problem::new(key, ""));
-            }
-        }
-        let none = |n: usize, key| (n == 0).then(|| Problem::new(key, "0"));
-        none(queue.items, "export.otlp.queue.items").or_else(|| none(queue.bytes, "export.otlp.queue.bytes"))
+        receiver_problem("export.otlp", endpoint.as_ref(), headers, *queue)
     }
+}
+
+impl Spans {
+    fn problem(&self) -> Option<Problem> {
+        let ForwardConfig { endpoint, headers, queue, .. } = &self.forward;
+        receiver_problem("spans.forward", endpoint.as_ref(), headers, *queue).or_else(|| {
+            // To itself: every request would come back for ever.
+            let own = [self.grpc, self.http].into_iter().flatten();
+            let same = endpoint.as_ref().filter(|e| own.clone().any(|at| e.is_at(at)))?;
+            Some(Problem::new("spans.forward.endpoint", &same.to_string()))
+        })
+    }
+}
+
+/// What is wrong with the settings of a receiver at `key`.
+fn receiver_problem(
+    key: &str,
+    endpoint: Option<&Endpoint>,
+    headers: &BTreeMap<String, Secret>,
+    queue: QueueConfig,
+) -> Option<Problem> {
+    if endpoint.is_some_and(Endpoint::is_hidden) {
+        return Some(Problem::hidden(format!("{key}.endpoint")));
+    }
+    if endpoint.and_then(Endpoint::problem).is_some() {
+        return Some(Problem::new(format!("{key}.endpoint"), ""));
+    }
+    for (name, value) in headers {
+        let key = format!("{key}.headers.{name}");
+        if value.is_hidden() {
+            return Some(Problem::hidden(key));
+        }
+        if !value.is_header(name) {
+            return Some(Problem::new(key, ""));
+        }
+    }
+    let none = |n: usize, what| (n == 0).then(|| Problem::new(format!("{key}.queue.{what}"), "0"));
+    none(queue.items, "items").or_else(|| none(queue.bytes, "bytes"))
 }
 
 /// What the parser refused, for the operator.

@@ -245,6 +245,7 @@ fn time_line(out: &mut String, record: &Value) {
         }
     }
     request(&mut lines, record);
+    stages(&mut lines, record);
     lines.sort_by(|a, b| a.0.cmp(b.0));
     let opened = record["opened_at"].as_str().unwrap_or_default();
     let _ = writeln!(out, "\ntime line (UTC, and seconds since the first sign of the room)");
@@ -279,6 +280,21 @@ fn request<'a>(lines: &mut Vec<(&'a str, String)>, record: &'a Value) {
         if leg["out_of_sight"].as_bool() == Some(true) {
             line("begun", "request  (lost sight of later: its end is not known)".to_owned());
         }
+    }
+}
+
+/// Stages of the request, as the engines' schedulers say: each where it ended, for that is what its span tells.
+fn stages<'a>(lines: &mut Vec<(&'a str, String)>, record: &'a Value) {
+    for stage in list(&record["scheduler"]["stages"]) {
+        let Some(ended) = stage["ended"].as_str() else { continue };
+        let role = stage["role"].as_str().unwrap_or("engine");
+        let begun = stage["begun"].as_str().unwrap_or(ended);
+        let times = match stage["spans"].as_u64() {
+            Some(n @ 2..) => format!(", {n} spans"),
+            _ => String::new(),
+        };
+        let line = format!("{role:7} stage    {} over, begun {}{times}", text(&stage["stage"]), clock(begun));
+        lines.push((ended, line));
     }
 }
 

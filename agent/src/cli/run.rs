@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 
 use super::config::Config;
 use super::engines::{Engines, told};
+use super::spans::Spans;
 use super::{End, Failure, Outcome, measure, recording, room_config};
 use crate::control::Judgement;
 use crate::event::{Mono, SECOND};
@@ -63,6 +64,7 @@ pub(super) fn run(config: &Config) -> Outcome {
     };
     let runtime = super::runtime()?;
     let exports = runtime.block_on(Exports::start(options, identity.clone())).map_err(Failure::usage)?;
+    let spans = runtime.block_on(Spans::start(config, &exports))?;
     let stop = Arc::new(AtomicBool::new(false));
     {
         // Signals belong to the runtime that is entered.
@@ -76,6 +78,7 @@ pub(super) fn run(config: &Config) -> Outcome {
         keeper,
         recording,
         exports,
+        spans,
         clock,
         identity,
         started: now(),
@@ -92,7 +95,7 @@ pub(super) fn run(config: &Config) -> Outcome {
     agent.exports.set_ready(Ok(()));
     let result = agent.observe(&stop);
     tracing::info!("stopping: hooks detached, outputs get {} s", GRACE.as_secs());
-    let Agent { capture, pipeline, exports, keeper, recording, .. } = agent;
+    let Agent { capture, pipeline, exports, spans, keeper, recording, .. } = agent;
     drop(capture);
     drop(recording);
     if let Some(Keeper { writer: Some(writer), .. }) = keeper {
@@ -100,7 +103,11 @@ pub(super) fn run(config: &Config) -> Outcome {
     }
     drop(pipeline);
     let counters = exports.counters();
-    runtime.block_on(exports.shutdown(GRACE));
+    // Of the same time: what the engines sent goes out beside what the agent says.
+    runtime.block_on(async {
+        let until = tokio::time::Instant::now() + GRACE;
+        tokio::join!(spans.shutdown(until), exports.shutdown(GRACE));
+    });
     if let Some(dropped) = super::dropped(&counters) {
         tracing::warn!("not everything was delivered: {dropped}");
     }
@@ -115,6 +122,7 @@ struct Agent {
     keeper: Option<Keeper>,
     recording: Option<Recording>,
     exports: Exports,
+    spans: Spans,
     clock: Clock,
     identity: Identity,
     started: Mono,
@@ -139,6 +147,7 @@ impl Agent {
             let at = now();
             let Self { capture, pipeline, engines, .. } = self;
             engines.turn(at, pipeline, capture);
+            self.spans.turn(at, &self.clock, &mut self.pipeline);
             if at.since(ticked) >= TICK {
                 ticked = at;
                 self.pipeline.tick(at);
@@ -153,7 +162,9 @@ impl Agent {
                 engines.second(pipeline, capture);
                 self.warn_of_unreadable();
                 let keeper = self.keeper.as_ref();
-                let snapshot = measurements(at, &self.pipeline, &self.capture, &self.identity, keeper);
+                let mut snapshot =
+                    measurements(at, &self.pipeline, &self.capture, &self.identity, keeper);
+                self.spans.measure(&mut snapshot, &self.pipeline);
                 self.exports.publish(snapshot);
             }
             self.write_down(at);
@@ -292,10 +303,11 @@ impl Agent {
             "requests": measure::request_status(&self.pipeline),
             "rooms": measure::room_status(&self.pipeline),
             "engines": self.engines.status(&self.pipeline),
+            "spans": self.spans.status(&self.pipeline),
             "state": self.keeper.as_ref().map(|k| measure::state_status(&k.path, &k.counters)),
             "sources": {
                 "frames": "kernel hooks on socket calls",
-                "requests": self.requests.then_some("kernel hooks on socket calls"), "scheduler_spans": null, "gpu": null,
+                "requests": self.requests.then_some("kernel hooks on socket calls"), "scheduler_spans": self.spans.runs().then_some("OTLP from the engines"), "gpu": null,
             },
         })
     }

@@ -15,11 +15,14 @@ pub enum Signal {
     Metrics,
     /// OTLP JSON lines in a file.
     OtlpFile,
+    /// Engines' own spans that are handed on.
+    Spans,
 }
 
 impl Signal {
     /// Every signal.
-    pub const ALL: [Self; 5] = [Self::Events, Self::Traces, Self::Logs, Self::Metrics, Self::OtlpFile];
+    pub const ALL: [Self; 6] =
+        [Self::Events, Self::Traces, Self::Logs, Self::Metrics, Self::OtlpFile, Self::Spans];
 
     /// Label value.
     pub const fn label(self) -> &'static str {
@@ -29,6 +32,7 @@ impl Signal {
             Self::Logs => "logs",
             Self::Metrics => "metrics",
             Self::OtlpFile => "otlp_file",
+            Self::Spans => "spans",
         }
     }
 }

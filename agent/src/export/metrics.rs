@@ -61,6 +61,14 @@ pub struct MetricsSnapshot {
     pub request_room_ignored: Vec<(&'static str, u64)>,
     /// Connections let go, by reason.
     pub connections_unread: Vec<(&'static str, u64)>,
+    /// Requests to the receiver of engines' spans, by transport and what became of them.
+    pub span_requests: Vec<(&'static str, &'static str, u64)>,
+    /// Spans that it took, by kind.
+    pub spans_received: Vec<(&'static str, u64)>,
+    /// Requests of engines that spans told of, by whether their room was found.
+    pub span_joins: Vec<(&'static str, u64)>,
+    /// Spans that wait for the rooms.
+    pub spans_waiting: Option<u64>,
     /// Run time of each kernel program, nanoseconds, extrapolated from a sample of its runs.
     pub bpf_run_nanos: Vec<(String, u64)>,
     /// Runs of each kernel program.
@@ -385,6 +393,40 @@ pub(super) static METRICS: &[Descriptor] = &[
         help: "Requests for work whose room is none: the engine's own warm-up and health checks.",
         labels: &["reason"],
         read: |s| s.list(|m| &m.request_room_ignored, |(r, n)| (labels([("reason", r)]), count(*n))),
+    },
+    Descriptor {
+        name: "roomtrace_spans_requests_total",
+        kind: Type::Counter,
+        unit: "{request}",
+        help: "OTLP requests to the receiver of the engines' spans, by what became of them; `busy`: the client was told to come again.",
+        labels: &["protocol", "result"],
+        read: |s| {
+            s.list(|m| &m.span_requests, |(p, r, n)| (labels([("protocol", p), ("result", r)]), count(*n)))
+        },
+    },
+    Descriptor {
+        name: "roomtrace_spans_received_total",
+        kind: Type::Counter,
+        unit: "{span}",
+        help: "Spans received; `foreign` are not SGLang's scheduler's and only handed on.",
+        labels: &["kind"],
+        read: |s| s.list(|m| &m.spans_received, |(k, n)| (labels([("kind", k)]), count(*n))),
+    },
+    Descriptor {
+        name: "roomtrace_spans_engine_requests_total",
+        kind: Type::Counter,
+        unit: "{request}",
+        help: "Requests that engines' spans told of, by whether they were joined to a room of this host.",
+        labels: &["result"],
+        read: |s| s.list(|m| &m.span_joins, |(r, n)| (labels([("result", r)]), count(*n))),
+    },
+    Descriptor {
+        name: "roomtrace_spans_waiting",
+        kind: Type::Gauge,
+        unit: "{span}",
+        help: "Spans received that the rooms have not taken yet.",
+        labels: &[],
+        read: |s| plain(s.snapshot.as_ref().and_then(|m| m.spans_waiting).map(count)),
     },
     Descriptor {
         name: "roomtrace_bpf_run_seconds_total",

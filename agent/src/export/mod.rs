@@ -18,6 +18,7 @@ mod prometheus;
 pub mod query;
 pub mod record;
 pub mod recording;
+mod scheduled;
 #[cfg(test)]
 pub(crate) mod testing;
 pub mod trace_id;
@@ -130,6 +131,11 @@ enum News {
 }
 
 impl News {
+    /// Whether only traces have something to say of it: the record of the room is told without it.
+    fn only_traces(&self) -> bool {
+        matches!(self, Self::Room(e) if matches!(e.event, Event::Scheduled(_)))
+    }
+
     /// Whether it is delivered first and dropped last: whatever speaks of a pin or of a finding.
     fn flagged(&self) -> bool {
         match self {
@@ -253,7 +259,7 @@ impl Exports {
     }
 
     fn tell(&self, news: News) {
-        if let Some(events) = &self.events {
+        if let Some(events) = self.events.as_ref().filter(|_| !news.only_traces()) {
             events.try_write(news.clone(), news.flagged());
         }
         if let Some(otlp) = &self.otlp {
@@ -262,7 +268,7 @@ impl Exports {
     }
 
     fn tell_wait(&self, news: News) {
-        if let Some(events) = &self.events {
+        if let Some(events) = self.events.as_ref().filter(|_| !news.only_traces()) {
             events.write(news.clone());
         }
         if let Some(otlp) = &self.otlp {

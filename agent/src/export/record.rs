@@ -7,6 +7,7 @@ use serde::Serialize;
 
 use super::Identity;
 use super::clock::Clock;
+use super::scheduled::{SchedulerJson, scheduler};
 use super::trace_id::trace_id;
 use crate::event::{Direction, SECOND, Task};
 use crate::rooms::model::{
@@ -47,7 +48,8 @@ pub struct Record {
     gpu: NotMeasured,
     /// The request behind it, where one was seen at an HTTP port of this host.
     request: Option<RequestJson>,
-    scheduler: NotMeasured,
+    /// What the engines' schedulers said of it by their spans.
+    scheduler: Option<SchedulerJson>,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -252,7 +254,7 @@ impl Maker<'_> {
             messages_dropped: s.messages_dropped,
             gpu: NotMeasured,
             request: s.request.as_ref().map(|r| self.request(r)),
-            scheduler: NotMeasured,
+            scheduler: scheduler(&s.scheduled, self.clock),
         }
     }
 

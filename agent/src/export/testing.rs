@@ -76,6 +76,7 @@ pub(crate) fn room(number: u64) -> RoomSnapshot {
         prefill: None,
         decode: None,
         request: None,
+        scheduled: Vec::new(),
         messages: SmallVec::new(),
         messages_dropped: 0,
         verdict: None,

@@ -15,6 +15,7 @@ use crate::rooms::model::{
     BootstrapStep, Connection, EngineGauges, EngineProcess, Input, RequestStep, Unreadable,
 };
 use crate::sglang::message::Decoded;
+use crate::spans::SchedulerSpan;
 
 /// Version of the format. A new one only where an older agent would misread the file.
 pub const VERSION: u32 = 1;
@@ -117,6 +118,11 @@ pub enum Line<'a> {
         at: Mono,
         gauges: EngineGauges,
     },
+    Spans {
+        at: Mono,
+        offset: i64,
+        spans: Vec<SchedulerSpan>,
+    },
     /// So many lines are missing here.
     Dropped {
         lines: u64,
@@ -186,6 +192,7 @@ impl<'a> From<&Input<'a>> for Line<'a> {
             Input::Stand { at, socket, stand } => Self::Stand { at, socket, stand },
             Input::Process { at, process } => Self::Process { at, process: process.clone() },
             Input::Gauges { at, gauges } => Self::Gauges { at, gauges: gauges.clone() },
+            Input::Spans { at, offset, spans } => Self::Spans { at, offset, spans: spans.to_vec() },
         }
     }
 }
@@ -269,7 +276,8 @@ impl Line<'_> {
             | Self::Trouble { at, .. }
             | Self::Stand { at, .. }
             | Self::Process { at, .. }
-            | Self::Gauges { at, .. } => Some(*at),
+            | Self::Gauges { at, .. }
+            | Self::Spans { at, .. } => Some(*at),
             Self::Task(task) => Some(task.at),
             Self::Dropped { .. } => None,
         }
@@ -316,6 +324,7 @@ impl Line<'_> {
             Self::Stand { at, socket, stand } => Input::Stand { at, socket, stand },
             Self::Process { at, ref process } => Input::Process { at, process },
             Self::Gauges { at, ref gauges } => Input::Gauges { at, gauges },
+            Self::Spans { at, offset, ref spans } => Input::Spans { at, offset, spans },
             Self::Dropped { .. } => return,
         });
     }

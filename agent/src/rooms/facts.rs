@@ -90,6 +90,7 @@ impl RoomTable {
             decode_lost: self.lost(decode, room.opened_at),
             request,
             engine_idle: self.engine_idle(room, now),
+            spans: crate::rooms::spans::facts(room),
             pinned_since: room.judgement.as_ref().filter(|j| j.class.pins()).map(|j| j.since),
         })
     }

@@ -19,6 +19,7 @@ mod room;
 mod saved;
 mod slab;
 mod snapshot;
+mod spans;
 mod status;
 pub mod table;
 mod tcp;

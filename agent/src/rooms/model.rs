@@ -8,6 +8,7 @@ use smallvec::SmallVec;
 
 use crate::event::{Addresses, Direction, Mono, SocketId, Stand, StateChange, Task, TaskEvent, Trouble};
 use crate::http::event as web;
+use crate::spans::{EngineRequest, SchedulerSpan};
 use crate::sglang::message::{Backend, Decoded, Kind, KvPoll, Releases};
 use crate::verdict::model::{Finding, Verdict};
 
@@ -173,6 +174,15 @@ pub enum Input<'a> {
         at: Mono,
         /// They.
         gauges: &'a EngineGauges,
+    },
+    /// Spans of engines' schedulers.
+    Spans {
+        /// When they came.
+        at: Mono,
+        /// Wall clock − monotonic clock then, nanoseconds.
+        offset: i64,
+        /// They.
+        spans: &'a [SchedulerSpan],
     },
 }
 
@@ -524,6 +534,8 @@ pub struct RoomSnapshot {
     pub decode: Option<View>,
     /// The request behind it, as far as it was seen at HTTP ports of this host.
     pub request: Option<RequestView>,
+    /// What the engines' schedulers said of it by their spans, an entry per request; none: nothing came.
+    pub scheduled: Vec<EngineRequest>,
     /// Its messages in order of arrival, bounded; `messages_dropped` more were not kept.
     pub messages: SmallVec<[MessageMark; 4]>,
     /// Messages not kept.
@@ -619,6 +631,8 @@ pub enum Event {
     Recovered(Arc<RoomSnapshot>),
     /// A room ended (`recovered` says whether it was pinned before).
     Closed(Arc<RoomSnapshot>),
+    /// The engines' spans of a room that had ended have come.
+    Scheduled(Arc<RoomSnapshot>),
 }
 
 /// What happened to a finding that others must hear of.
@@ -651,13 +665,14 @@ impl Event {
     /// The room.
     pub fn snapshot(&self) -> &RoomSnapshot {
         match self {
-            Self::Pinned(s) | Self::VerdictChanged(s) | Self::Recovered(s) | Self::Closed(s) => s,
+            Self::Pinned(s) | Self::VerdictChanged(s) | Self::Recovered(s) | Self::Closed(s) | Self::Scheduled(s) => s,
         }
     }
 
     /// JSON value of `event`.
     pub const fn name(&self) -> &'static str {
         match self {
+            Self::Scheduled(_) => "room_scheduled",
             Self::Pinned(_) => "room_pinned",
             Self::VerdictChanged(_) => "verdict_changed",
             Self::Recovered(_) => "room_recovered",

@@ -10,6 +10,7 @@ use crate::event::{Direction, Mono, SocketId};
 use crate::rooms::model::{Completeness, Outcome, Phase, Role};
 use crate::rooms::peers::{EndpointId, NONE, PairId, SessionId};
 use crate::rooms::requests::legs::{Leg, RoomRequest};
+use crate::rooms::spans::Scheduled;
 use crate::sglang::message::{Backend, Kind, KvPoll, Releases};
 use crate::verdict::judge::Judgement;
 use crate::verdict::model::{Class, Confidence};
@@ -193,6 +194,8 @@ pub(crate) struct Room {
     pub(crate) staging_wait: Option<Mono>,
     /// The request behind it, where one was seen at an HTTP port of this host.
     pub(crate) request: Option<Box<RoomRequest>>,
+    /// What the engines' schedulers said of it.
+    pub(crate) scheduled: Option<Box<Scheduled>>,
     /// At most [`MAX_MARKS`].
     pub(crate) marks: Vec<Mark>,
     pub(crate) marks_dropped: u32,
@@ -243,6 +246,7 @@ impl Room {
             failed_inside: None,
             staging_wait: None,
             request: None,
+            scheduled: None,
             marks: Vec::new(),
             marks_dropped: 0,
             judgement: None,

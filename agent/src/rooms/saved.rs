@@ -498,7 +498,7 @@ impl RoomTable {
             table.engines.stand(engine);
         }
         for (room, incarnation, closed_at) in closed.into_iter().take(MAX_TOMBS) {
-            table.numbers.bury(room, Tomb { incarnation, closed_at, heard: false });
+            table.numbers.bury(room, Tomb { incarnation, closed_at, heard: false, kept: None });
         }
         table.threads.restore(threads, |tgid| survivors.alive.contains(&tgid));
         let names = table.restore_names(endpoints, &sessions, pairs, survivors);

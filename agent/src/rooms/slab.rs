@@ -144,6 +144,8 @@ pub(crate) struct Tomb {
     pub(crate) closed_at: Mono,
     /// Decode on this host had heard Success of every rank that owed it.
     pub(crate) heard: bool,
+    /// Under which number its details are kept, for [`Closed::get_mut`].
+    pub(crate) kept: Option<u64>,
 }
 
 /// The last closed rooms with all that is known of them.
@@ -183,12 +185,21 @@ impl Closed {
 
     /// The room that was the `number`th to be kept, if it still is.
     pub(crate) fn get_mut(&mut self, number: u64) -> Option<&mut Room> {
+        let place = self.place(number)?;
+        self.ring.get_mut(place).map(|room| &mut **room)
+    }
+
+    fn place(&self, number: u64) -> Option<usize> {
         let back = self.kept.checked_sub(number)?;
         if number >= self.kept || back > self.ring.len() as u64 {
             return None;
         }
-        let place = number.checked_rem(self.max as u64)?;
-        self.ring.get_mut(usize::try_from(place).ok()?).map(|room| &mut **room)
+        usize::try_from(number.checked_rem(self.max as u64)?).ok()
+    }
+
+    /// See [`Self::get_mut`].
+    pub(crate) fn get(&self, number: u64) -> Option<&Room> {
+        self.ring.get(self.place(number)?).map(|room| &**room)
     }
 
     /// Oldest first.
@@ -247,6 +258,13 @@ impl Numbers {
         tombs
     }
 
+    /// The room that closed last under this number is kept as the `kept`th.
+    pub(crate) fn kept_as(&mut self, room: u64, kept: u64) {
+        if let Some(tomb) = self.newer.get_mut(&room) {
+            tomb.kept = Some(kept);
+        }
+    }
+
     /// Remembers a number whose room has closed elsewhere.
     pub(crate) fn bury(&mut self, room: u64, tomb: Tomb) {
         if self.newer.len() < self.max_half {
@@ -264,7 +282,7 @@ impl Numbers {
             std::mem::swap(&mut self.newer, &mut self.older);
             self.newer.clear();
         }
-        self.newer.insert(room, Tomb { incarnation, closed_at, heard });
+        self.newer.insert(room, Tomb { incarnation, closed_at, heard, kept: None });
     }
 }
 

@@ -47,6 +47,7 @@ impl RoomTable {
             prefill: None,
             decode: None,
             request: None,
+            scheduled: room.scheduled.as_deref().map(|s| s.requests.clone()).unwrap_or_default(),
             messages: SmallVec::new(),
             messages_dropped: room.marks_dropped,
             verdict: verdict.map(Box::new),

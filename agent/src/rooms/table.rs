@@ -21,6 +21,7 @@ use crate::rooms::peers::{EndpointId, Peers};
 use crate::rooms::rates::Rates;
 use crate::rooms::requests::Http;
 use crate::rooms::room::{Progress, Room};
+use crate::rooms::spans::Spans;
 use crate::rooms::slab::{Closed, Numbers, Slab, Tomb};
 use crate::rooms::tcp::Unread;
 use crate::rooms::threads::Threads;
@@ -159,6 +160,8 @@ pub struct RoomTable {
     pub(crate) unread: Unread,
     /// What is known from HTTP.
     pub(crate) http: Http,
+    /// What schedulers say by their spans.
+    pub(crate) spans: Spans,
     /// When nobody looked, where this table goes on where another left off.
     pub(crate) away: Option<Away>,
 }
@@ -188,6 +191,7 @@ impl RoomTable {
             threads: Threads::default(),
             unread: Unread::default(),
             http: Http::default(),
+            spans: Spans::default(),
             away: None,
         }
     }
@@ -250,6 +254,10 @@ impl RoomTable {
                 self.advance(*at, out);
                 self.gauged(*at, gauges, out);
             }
+            Input::Spans { at, offset, spans } => {
+                self.advance(*at, out);
+                self.spans_came(*at, *offset, spans);
+            }
         }
     }
 
@@ -258,6 +266,7 @@ impl RoomTable {
     pub fn tick(&mut self, now: Mono, out: &mut Vec<Event>) {
         self.advance(now, out);
         self.tick_engines(now);
+        self.tick_spans(now, out);
     }
 
     fn advance(&mut self, now: Mono, out: &mut Vec<Event>) {
@@ -481,8 +490,11 @@ impl RoomTable {
         out.push(Event::Closed(Arc::new(self.snapshot_with(&room, views, at))));
         let requests =
             room.request.as_deref().map(super::requests::legs::RoomRequest::open_keys).unwrap_or_default();
+        let number_of = room.room;
         let (number, memory) = self.closed.keep(room);
         self.follow_closed(&requests, number);
+        self.numbers.kept_as(number_of, number);
+        self.spans_of_closed(at, number);
         if let Some(memory) = memory {
             self.rooms.reuse(memory);
         }

@@ -32,6 +32,7 @@ pub(super) fn evidence(f: &Facts, j: &Judgement, lines: &mut Vec<String>) {
     }
     pauses(f, lines);
     others(f, j, lines);
+    crate::verdict::judge_spans::evidence(f, lines);
 }
 
 fn leg_words(f: &Facts, role: Role, leg: &LegView) -> String {

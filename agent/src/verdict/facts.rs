@@ -227,6 +227,15 @@ impl RequestFacts {
     }
 }
 
+/// What prefill's scheduler says by its spans, of the room's last request there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct SpanFacts {
+    /// End of `prefill_forward`, of the last rank that said so.
+    pub(crate) forward_ended: Option<Mono>,
+    /// End of `prefill_transfer_kv_cache`.
+    pub(crate) transferred: Option<Mono>,
+}
+
 /// Timers and limits that the judge needs, nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Limits {
@@ -303,6 +312,8 @@ pub(crate) struct Facts {
     pub(crate) request: RequestFacts,
     /// Prefill's own numbers: nothing computes although something is in flight (`Some(true)`), or it does.
     pub(crate) engine_idle: Option<bool>,
+    /// Prefill's scheduler, by its spans.
+    pub(crate) spans: SpanFacts,
 }
 
 impl Facts {

@@ -12,6 +12,7 @@ use crate::verdict::judge::{
     AbortEffect, Draft, Judgement, OVERTAKEN, Who, abort_effect, bootstrap_applies, bootstrap_timer,
     maybe_ignored, queued, waiting_timer,
 };
+use crate::verdict::judge_spans;
 use crate::verdict::model::{Class, Confidence};
 
 /// So long after an ABORT prefill has computed what it was computing, where nothing waits before this room: the same time
@@ -157,7 +158,7 @@ fn transfer(f: &Facts) -> Option<Judgement> {
     if queued(f) {
         return None;
     }
-    if f.engine_idle == Some(false) && !overtaken(f) {
+    if f.engine_idle == Some(false) && !overtaken(f) && !judge_spans::computed(f) {
         return Some(draft(Class::Queued, Confidence::Possible, Who::Prefill).done(f));
     }
     let dropped = abort_effect(f.backend, f.releases) == AbortEffect::Dropped;
@@ -212,7 +213,7 @@ pub(super) fn weigh(f: &Facts, mut j: Judgement) -> Judgement {
         // A prompt that computes, or that priorities keep waiting, is overtaken as well, and its request is open as well:
         // only the engine's own numbers exclude both.
         Class::TransferNotConcluded | Class::TransferWorkerSilent | Class::ReceiverSilent => {
-            passed(f) || f.engine_idle == Some(true)
+            passed(f) || f.engine_idle == Some(true) || judge_spans::computed(f)
         }
         _ => false,
     };

@@ -11,6 +11,7 @@ pub(crate) mod explain_threads;
 pub(crate) mod facts;
 pub(crate) mod judge;
 mod judge_requests;
+mod judge_spans;
 pub(crate) mod judge_threads;
 pub mod known;
 pub mod model;

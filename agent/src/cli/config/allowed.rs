@@ -11,6 +11,25 @@ const ALLOWED: &[(&str, &str)] = &[
     ("capture.requests", "true or false"),
     ("engine.scrape", "true or false"),
     ("engine.interval", "a duration from 5s to 1m, such as 15s"),
+    ("spans.enabled", "true or false"),
+    ("spans.grpc", "an IP address with a port, such as 127.0.0.1:4317, or null"),
+    ("spans.http", "an IP address with a port, such as 127.0.0.1:4318, or null"),
+    (
+        "spans.forward.endpoint",
+        "a URL such as http://host:4317 or https://host:4317 that is not this receiver itself, or null",
+    ),
+    ("spans.forward.protocol", "grpc, http/protobuf or null"),
+    (
+        "spans.forward.headers",
+        "names (letters, digits and -), each with a text of visible ASCII, such as {x-tenant: \"blue\"}",
+    ),
+    ("spans.forward.timeout", "a duration such as 10s, or null"),
+    ("spans.forward.tls.ca", "the path of a PEM file, or null"),
+    ("spans.forward.tls.cert", "the path of a PEM file, or null"),
+    ("spans.forward.tls.key", "the path of a PEM file, or null"),
+    ("spans.forward.queue.items", "a whole number of at least 1"),
+    ("spans.forward.queue.bytes", "a whole number of at least 1, in bytes"),
+    ("spans.forward.queue.keep", "a duration such as 5m"),
     ("rooms.floor", "a duration of at least 1s and not above rooms.ceiling (1m unless set), such as 10s"),
     ("rooms.ceiling", "a duration that is not below rooms.floor, such as 1m"),
     ("rooms.factor", "a whole number from 1 to 1000"),
@@ -40,7 +59,13 @@ const ALLOWED: &[(&str, &str)] = &[
 ];
 
 /// Keys whose values are not shown.
-const SECRET: &[&str] = &["export.trace_salt", "export.otlp.endpoint", "export.otlp.headers"];
+const SECRET: &[&str] = &[
+    "export.trace_salt",
+    "export.otlp.endpoint",
+    "export.otlp.headers",
+    "spans.forward.endpoint",
+    "spans.forward.headers",
+];
 
 /// What `key` (`capture.ports[0]`, `export.otlp.headers.x-tenant`) may hold, `None` for what is no key.
 pub(super) fn at(key: &str) -> Option<String> {

@@ -150,19 +150,19 @@ mod whole_seconds {
     }
 }
 
-mod seconds {
+pub(super) mod seconds {
     use super::{Deserialize, Deserializer, Duration, Serializer, parse_duration, show_duration};
     use serde::de::Error as _;
 
     #[allow(clippy::ref_option, reason = "serde's signature")]
-    pub(super) fn serialize<S: Serializer>(duration: &Option<Duration>, to: S) -> Result<S::Ok, S::Error> {
+    pub(in crate::export::otlp) fn serialize<S: Serializer>(duration: &Option<Duration>, to: S) -> Result<S::Ok, S::Error> {
         match duration {
             Some(duration) => to.serialize_str(&show_duration(*duration)),
             None => to.serialize_none(),
         }
     }
 
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Duration>, D::Error> {
+    pub(in crate::export::otlp) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Duration>, D::Error> {
         let text = Option::<String>::deserialize(from)?;
         text.map(|t| parse_duration(&t).map_err(D::Error::custom)).transpose()
     }

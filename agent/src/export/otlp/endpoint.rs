@@ -30,6 +30,17 @@ impl Endpoint {
         self.0.contains(HIDDEN)
     }
 
+    /// Whether it surely is this address, or where this address listens.
+    pub(crate) fn is_at(&self, listen: std::net::SocketAddr) -> bool {
+        let Ok(uri) = split(&with_scheme(&self.0, false)).0.parse::<Uri>() else { return false };
+        let host = uri.host().unwrap_or_default().trim_matches(['[', ']']);
+        let ip = if host == "localhost" { "127.0.0.1" } else { host }.parse::<std::net::IpAddr>();
+        let here = |ip: std::net::IpAddr| {
+            ip == listen.ip() || (ip.is_loopback() && (listen.ip().is_loopback() || listen.ip().is_unspecified()))
+        };
+        uri.port_u16() == Some(listen.port()) && ip.is_ok_and(here)
+    }
+
     /// Why it cannot be used; nothing is wrong with an empty one, which means none.
     pub(crate) fn problem(&self) -> Option<String> {
         if self.0.is_empty() { None } else { problem(&with_scheme(&self.0, false)) }

@@ -35,7 +35,7 @@ impl Records {
         e: &RoomEvent,
         tracer: &Tracer<'_>,
     ) -> Option<(Option<ProcessKey>, SdkLogRecord)> {
-        if !e.flagged() {
+        if !e.flagged() || matches!(e.event, Event::Scheduled(_)) {
             return None;
         }
         let view = tracer.concerned()?;
@@ -132,7 +132,7 @@ fn body(event: &Event) -> String {
             Some(v) => format!("room {} is pinned no longer: {}", r.room, v.class.label()),
             None => format!("room {} is pinned no longer: nothing of it is overdue", r.room),
         },
-        Event::Closed(r) => ended(r),
+        Event::Closed(r) | Event::Scheduled(r) => ended(r),
     }
 }
 

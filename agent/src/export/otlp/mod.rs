@@ -10,10 +10,13 @@
 mod config;
 mod endpoint;
 mod file;
+mod forward;
 mod logs;
 mod metrics;
 mod queue;
+mod raw;
 mod resource;
+mod scheduled;
 mod sender;
 mod settings;
 mod spans;
@@ -49,6 +52,7 @@ use transport::{Export, Exporters, Wire};
 
 pub use config::{Compression, OtlpConfig, Protocol, QueueConfig, Secret, TlsConfig};
 pub use endpoint::Endpoint;
+pub use forward::{ForwardConfig, ForwardHandle, Forwarder, Payload, Waiting};
 pub(crate) use endpoint::without_login;
 pub use settings::OtlpError;
 
@@ -225,8 +229,8 @@ fn queue_of<T>(running: Option<&Running<T>>) -> Option<Arc<Queue<T>>> {
 }
 
 /// What an event gives: a room spans and maybe a record, a finding a record.
-const fn signals(event: &News, traces: bool, logs: bool) -> (bool, bool) {
-    (traces && matches!(event, News::Room(_)), logs)
+fn signals(event: &News, traces: bool, logs: bool) -> (bool, bool) {
+    (traces && matches!(event, News::Room(_)), logs && !event.only_traces())
 }
 
 /// An event lost before it became spans counts once for every signal it would have given.

@@ -12,6 +12,7 @@ use opentelemetry::{InstrumentationScope, KeyValue, SpanId, TraceId, Value};
 use opentelemetry_sdk::trace::{SpanData, SpanEvents, SpanLinks};
 
 use super::resource::ProcessKey;
+use super::scheduled;
 use crate::event::{Direction, Mono};
 use crate::export::phases::{PhaseSpan, phases};
 use crate::export::trace_id::{SpanName, trace_id};
@@ -24,6 +25,9 @@ const EVENTS: usize = 128;
 
 /// Characters of a text attribute.
 const TEXT: usize = 1024;
+
+/// Longest that a request can lie before its room's first message.
+const DAY: Duration = Duration::from_hours(24);
 
 /// Spans of one process.
 pub(super) type Group = (Option<ProcessKey>, Vec<SpanData>);
@@ -54,6 +58,9 @@ impl<'a> Tracer<'a> {
     pub(super) fn groups(&self) -> Vec<Group> {
         match self.event {
             Event::Closed(_) => self.views().flat_map(|v| self.ended(v)).collect(),
+            Event::Scheduled(_) => {
+                scheduled::groups(self, &self.room.scheduled, &self.views().collect::<Vec<_>>())
+            }
             Event::Pinned(_) | Event::VerdictChanged(_) | Event::Recovered(_) => {
                 self.concerned().map(|v| (process(v), vec![self.told(v)])).into_iter().collect()
             }
@@ -78,12 +85,16 @@ impl<'a> Tracer<'a> {
         [self.room.prefill.as_ref(), self.room.decode.as_ref()].into_iter().flatten()
     }
 
-    fn id(&self, role: Role, what: &str, which: u64) -> SpanId {
+    pub(super) fn id(&self, role: Role, what: &str, which: u64) -> SpanId {
         let host_id = &self.identity.host_id;
         SpanName { trace: self.trace, host_id, role, incarnation: self.room.incarnation, what, which }.id()
     }
 
-    fn wall(&self, at: Mono) -> SystemTime {
+    pub(super) fn wall(&self, at: Mono) -> SystemTime {
+        if at < self.room.opened_at {
+            // An engine has a request before the room's first message.
+            return self.opened - Duration::from_nanos(self.room.opened_at.since(at)).min(DAY);
+        }
         self.opened + Duration::from_nanos(at.since(self.room.opened_at))
     }
 
@@ -103,6 +114,7 @@ impl<'a> Tracer<'a> {
         span.attributes = attributes;
         span.status = status;
         span.events = self.messages(view.role);
+        span.links = scheduled::links(&self.room.scheduled, view.role);
         let mut groups = vec![(process(view), vec![span])];
         let mut seen = Vec::new();
         for phase in phases(self.room, view.role) {
@@ -148,10 +160,11 @@ impl<'a> Tracer<'a> {
             span.status = Status::error(text(&summary(self.room)));
         }
         span.events = self.messages(view.role);
+        span.links = scheduled::links(&self.room.scheduled, view.role);
         span
     }
 
-    fn span(&self, name: &'static str, id: SpanId, parent: SpanId, began: Mono, ended: Mono) -> SpanData {
+    pub(super) fn span(&self, name: &'static str, id: SpanId, parent: SpanId, began: Mono, ended: Mono) -> SpanData {
         SpanData {
             span_context: SpanContext::new(self.trace, id, TraceFlags::SAMPLED, false, TraceState::NONE),
             parent_span_id: parent,
@@ -169,19 +182,26 @@ impl<'a> Tracer<'a> {
         }
     }
 
+    /// The room and its life.
+    pub(super) fn number(&self) -> Vec<KeyValue> {
+        vec![
+            KeyValue::new("sglang.pd.room", self.room.room.to_string()),
+            KeyValue::new("sglang.pd.incarnation", Value::I64(self.room.incarnation.into())),
+        ]
+    }
+
     /// What every span and record of the room says.
     pub(super) fn attributes(&self, role: Role) -> Vec<KeyValue> {
         let r = self.room;
-        let mut all = vec![
-            KeyValue::new("sglang.pd.room", r.room.to_string()),
-            KeyValue::new("sglang.pd.incarnation", Value::I64(r.incarnation.into())),
+        let mut all = self.number();
+        all.extend([
             KeyValue::new("sglang.pd.role", role.label()),
             KeyValue::new("sglang.pd.pinned", r.pinned() || r.recovered),
             KeyValue::new("sglang.pd.recovered", r.recovered),
             KeyValue::new("sglang.pd.completeness", r.completeness.label()),
             KeyValue::new("network.transport", "tcp"),
             KeyValue::new("network.protocol.name", "zmtp"),
-        ];
+        ]);
         all.extend(r.backend.map(|b| KeyValue::new("sglang.pd.backend", b.label())));
         all.extend(r.outcome.map(|o| KeyValue::new("sglang.pd.outcome", o.label())));
         all.extend(r.verdict.iter().flat_map(|v| verdict_attributes(v, r.group_size)));
@@ -297,6 +317,7 @@ pub(super) fn size(span: &SpanData) -> usize {
     200 + span.name.len()
         + status
         + attributes_size(&span.attributes)
+        + span.links.iter().map(|l| 64 + attributes_size(&l.attributes)).sum::<usize>()
         + span.events.iter().map(event).sum::<usize>()
 }
 

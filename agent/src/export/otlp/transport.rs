@@ -32,7 +32,7 @@ use crate::export::counters::Signal;
 const EXPORTERS: usize = 64;
 
 /// A connection that is not there after this does not come.
-const CONNECT: Duration = Duration::from_secs(5);
+pub(super) const CONNECT: Duration = Duration::from_secs(5);
 
 /// What became of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -156,6 +156,25 @@ impl Recorder {
         Self { client, runtime, headers: target.headers.clone(), last: Mutex::new(None) }
     }
 
+    /// Sends a request that no exporter made.
+    ///
+    /// # Errors
+    /// What is to be done about it.
+    pub(super) async fn send_as_is(&self, mut request: Request<Bytes>) -> Result<(), Failure> {
+        for (name, value) in &self.headers {
+            request.headers_mut().insert(name.clone(), value.clone());
+        }
+        match HttpClient::send_bytes(&self.client, request).await {
+            Ok(answer) if answer.status().is_success() => Ok(()),
+            Ok(answer) => Err(status_failure(
+                answer.status().as_u16(),
+                retry_after(&answer),
+                format!("answer {}", answer.status()),
+            )),
+            Err(e) => Err(Failure::Later { why: chain(&*e), after: None }),
+        }
+    }
+
     fn remember(&self, failure: Option<HttpFailure>) {
         *self.last.lock().unwrap_or_else(PoisonError::into_inner) = failure;
     }
@@ -167,9 +186,7 @@ impl Recorder {
         };
         match status {
             None => Failure::Later { why, after: None },
-            Some(413) => Failure::TooLarge { why, surely: true },
-            Some(429 | 502..=504) => Failure::Later { why, after: retry_after },
-            Some(_) => Failure::Never { why },
+            Some(status) => status_failure(status, retry_after, why),
         }
     }
 
@@ -204,6 +221,15 @@ impl HttpClient for Recorder {
         Self: 'b,
     {
         Box::pin(self.send(request))
+    }
+}
+
+/// OTLP specification, "OTLP/HTTP response".
+const fn status_failure(status: u16, after: Option<Duration>, why: String) -> Failure {
+    match status {
+        413 => Failure::TooLarge { why, surely: true },
+        429 | 502..=504 => Failure::Later { why, after },
+        _ => Failure::Never { why },
     }
 }
 
