@@ -92,7 +92,8 @@ impl Shared {
             web.fin = Some(change.sequence.rcv_nxt.wrapping_sub(1));
             return;
         }
-        if web.fin.is_some() {
+        // Behind the peer's FIN, which may have come before anything told what the connection carries.
+        if web.fin.is_some() || change.old == TcpState::CloseWait {
             self.end(at, id, socket, Ending::Fin(Direction::Received), sink);
         }
         self.end(at, id, socket, ending, sink);

@@ -81,6 +81,7 @@ pub(crate) fn told(input: &Input<'_>) -> Told {
         Input::Stand { .. } => Told::Other("stand"),
         Input::Process { .. } => Told::Other("process"),
         Input::Gauges { .. } => Told::Other("gauges"),
+        Input::Spans { .. } => Told::Other("spans"),
     }
 }
 

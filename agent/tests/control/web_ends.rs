@@ -57,6 +57,16 @@ fn a_fin_that_overtakes_the_request_waits_until_it_is_read() {
 }
 
 #[test]
+fn a_client_that_is_gone_before_its_engine_has_read_anything_hung_up() {
+    let mut rig = server();
+    let whole = generate(7);
+    rig.peer_fin(TcpState::Established, TcpState::CloseWait, u32::try_from(whole.len()).unwrap());
+    rig.ask(&whole);
+    rig.state(TcpState::CloseWait, TcpState::LastAck);
+    assert_eq!(rig.web(), ["s0 asked 7 Whole [r7]", "s0 hung up Client"]);
+}
+
+#[test]
 fn a_muted_answer_that_may_be_over_is_no_hang_up() {
     let mut rig = server();
     rig.ask(&generate(7));
