@@ -10,6 +10,7 @@ mod recording;
 mod remote;
 mod replay;
 mod run;
+mod unread;
 
 use std::io::Write as _;
 use std::net::SocketAddr;
