@@ -12,7 +12,7 @@ use crate::engine::{self, Report, Settings};
 use crate::event::Mono;
 use crate::kernel::{Capture, KernelError};
 use crate::pipeline::Pipeline;
-use crate::rooms::model::{EngineGauges, Input};
+use crate::rooms::model::{EngineGauges, EngineProcess, Input};
 
 /// Reports taken in one turn.
 const BUDGET: usize = 256;
@@ -60,6 +60,9 @@ impl Engines {
                     // Ranks are known to the kernel by their names; the server above them is not.
                     if self.known.insert(process.pid) && process.pid == process.server {
                         grew |= told(capture.watch_process(process.server)) == Some(true);
+                        if process.ranks.is_some() {
+                            warn_without_server(&process);
+                        }
                     }
                 }
                 Report::Gone(pid) => {
@@ -115,6 +118,18 @@ impl Engines {
             "look_error": standing.look_error, "left_out": standing.left_out, "reports_held": standing.reports_held,
         })
     }
+}
+
+/// A rank that is at the top of its own engine has no HTTP server that could be found.
+fn warn_without_server(rank: &EngineProcess) {
+    tracing::warn!(
+        pid = rank.pid,
+        comm = rank.comm,
+        ranks = rank.ranks.as_deref(),
+        "the HTTP server of this engine rank is not recognised, so its requests are not read and its counts not asked for (its \
+         messages are read): its parent process is no Python in the same container, or has ended; look at `ps -o ppid= -p PID`, \
+         and start the engine as `python -m sglang.launch_server` or from a Python script"
+    );
 }
 
 /// What one engine said last.

@@ -265,9 +265,9 @@ fn time_line(out: &mut String, record: &Value) {
 
 /// The request at each engine: begun, answer begun, over.
 fn request<'a>(lines: &mut Vec<(&'a str, String)>, record: &'a Value) {
-    for role in ["prefill", "decode", "unplaced"] {
+    for role in ["prefill", "decode", "unplaced", "unplaced_too"] {
         let leg = &record["request"][role];
-        let who = if role == "unplaced" { "engine" } else { role };
+        let who = if role.starts_with("unplaced") { "engine" } else { role };
         let mut line = |key: &str, what: String| {
             if let Some(at) = leg[key].as_str() {
                 lines.push((at, format!("{who:7} {what}")));

@@ -110,6 +110,8 @@ fn control(out: &mut MetricsSnapshot, pipeline: &Pipeline) {
         ("rooms", "registers", away.registers),
         ("rooms", "acknowledgements", away.acknowledgements),
         ("rooms", "orphans", away.orphans),
+        ("rooms", "requests", away.requests),
+        ("rooms", "engines", pipeline.rooms().engines_turned_away()),
     ]);
 }
 

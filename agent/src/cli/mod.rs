@@ -11,6 +11,7 @@ mod remote;
 mod replay;
 mod run;
 mod spans;
+mod unread;
 
 use std::io::Write as _;
 use std::net::SocketAddr;

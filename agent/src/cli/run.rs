@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::config::Config;
 use super::engines::{Engines, told};
 use super::spans::Spans;
-use super::{End, Failure, Outcome, measure, recording, room_config};
+use super::{End, Failure, Outcome, measure, recording, room_config, unread};
 use crate::control::Judgement;
 use crate::event::{Mono, SECOND};
 use crate::export::clock::{Bracket, Clock};
@@ -212,18 +212,12 @@ impl Agent {
 
     /// Says it once a second at most when connections appear on which nothing can be read.
     fn warn_of_unreadable(&mut self) {
-        // What is not on an engine's own port (`unrecognised`), or speaks HTTP badly, hides nothing.
-        const TOLD: [&str; 8] =
-            ["zmtp1", "zmtp2", "plain", "curve", "other_mechanism", "tls", "http2", "neither"];
         let unread = self.pipeline.control().unread();
-        let now: Vec<(&str, u64)> = unread.filter(|(why, _)| TOLD.contains(why)).collect();
-        for ((dialect, n), (_, before)) in now.iter().zip(&self.unreadable).filter(|((_, n), (_, b))| n > b) {
-            tracing::warn!(
-                dialect,
-                new = n - before,
-                total = n,
-                "connections on engine ports carry something that is not read here (see docs/limits.md)"
-            );
+        let now: Vec<(&str, u64)> = unread.filter(|(why, _)| unread::meaning(why).is_some()).collect();
+        for ((carries, n), (_, before)) in now.iter().zip(&self.unreadable).filter(|((_, n), (_, b))| n > b) {
+            let Some(meaning) = unread::meaning(carries) else { continue };
+            let last = self.pipeline.rooms().last_unreadable(meaning.cause).map(unread::named);
+            tracing::warn!(carries, new = n - before, total = n, last, "{}", meaning.sentence);
         }
         self.unreadable = now;
     }

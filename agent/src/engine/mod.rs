@@ -291,11 +291,14 @@ impl Asker {
 
 fn address(proc: &Path, target: &Target) -> Result<SocketAddr, String> {
     match &target.server {
-        Some(server) => listeners::address(proc, target.pid, server.host.as_deref(), server.port),
-        None => {
-            Err("its HTTP port is not known: the process at its top is none of SGLang's own servers"
-                .to_owned())
+        Some(Server { port: Some(port), host, .. }) => {
+            listeners::address(proc, target.pid, host.as_deref(), *port)
         }
+        Some(_) => Err("its HTTP port is not known: it was started by a script of its own, whose arguments name no --port, and \
+                        which listens at no port yet, at several, or at ports that the agent may not see (CAP_SYS_PTRACE)"
+            .to_owned()),
+        None => Err("its HTTP server is not known: the process at its top is no Python that could have started it"
+            .to_owned()),
     }
 }
 

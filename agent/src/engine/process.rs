@@ -66,8 +66,12 @@ fn text_of(bytes: &[u8]) -> String {
 pub(super) enum Program {
     /// SGLang: a module or a script of that name.
     Sglang,
-    /// A helper of Python's `multiprocessing`, which can stand between an engine's processes.
+    /// A helper of Python's `multiprocessing` (fork server), which can stand between an engine's processes.
     Helper,
+    /// A Python that `multiprocessing` has spawned to run one function, which can be SGLang's server.
+    Spawned,
+    /// Any other Python: it can be a script that starts SGLang's server within itself.
+    Python,
     /// Anything else.
     Other,
 }
@@ -79,16 +83,23 @@ pub(super) fn program(args: &[String]) -> Program {
     if name == "sglang" {
         return Program::Sglang;
     }
+    // Ray names its workers so; they are Pythons.
+    if first.starts_with("ray::") {
+        return Program::Python;
+    }
     if !name.starts_with("python") {
         return Program::Other;
     }
     let mut rest = rest.iter().map(String::as_str);
     while let Some(arg) = rest.next() {
         match arg {
-            "-m" => return rest.next().map_or(Program::Other, named),
+            "-m" => return rest.next().map_or(Program::Python, named),
             "-c" => {
-                let helps = rest.next().is_some_and(|code| code.starts_with("from multiprocessing."));
-                return if helps { Program::Helper } else { Program::Other };
+                return match rest.next().and_then(|code| code.strip_prefix("from multiprocessing.")) {
+                    Some(module) if module.starts_with("spawn ") => Program::Spawned,
+                    Some(_) => Program::Helper,
+                    None => Program::Python,
+                };
             }
             // These take a value.
             "-X" | "-W" | "--check-hash-based-pycs" => drop(rest.next()),
@@ -96,13 +107,21 @@ pub(super) fn program(args: &[String]) -> Program {
             script => return named(script),
         }
     }
-    Program::Other
+    Program::Python
+}
+
+/// Whether a process with this title or name starts only below an engine's HTTP server: a scheduler, or the controller between
+/// server and schedulers (SGLang 0.5.23, `managers/scheduler.py`, `managers/data_parallel_controller.py`; `comm` is cut off at
+/// 15 bytes).
+pub(super) fn is_below_server(title: &str) -> bool {
+    let kind = title.split_once("::").map_or("", |(_, kind)| kind);
+    kind.starts_with("schedul") || kind.starts_with("data_pa")
 }
 
 /// `sglang.launch_server`, `dynamo.sglang`, `/usr/bin/sglang`, `…/sglang/launch_server.py`.
 fn named(program: &str) -> Program {
     let is = program.split(['.', '/']).any(|part| part == "sglang");
-    if is { Program::Sglang } else { Program::Other }
+    if is { Program::Sglang } else { Program::Python }
 }
 
 /// What the arguments of an engine's HTTP server say.
@@ -112,8 +131,8 @@ pub struct Server {
     pub role: Option<Role>,
     /// `--host`.
     pub host: Option<String>,
-    /// `--port`, or its default.
-    pub port: u16,
+    /// `--port`, or its default; of a script that names none, the port that it listens at. `None`: not known.
+    pub port: Option<u16>,
     /// `--disaggregation-bootstrap-port`, or its default. Decode has none of its own.
     pub bootstrap_port: Option<u16>,
 }
@@ -125,14 +144,38 @@ pub(super) fn server(args: &[String]) -> Server {
         Some("decode") => Some(Role::Decode),
         _ => None,
     };
-    let port = |name, default| option(args, name).map_or(Some(default), |p| p.parse().ok());
+    let port = |name, default| port(args, name).or_else(|| option(args, name).is_none().then_some(default));
     let bootstrap = port("--disaggregation-bootstrap-port", DEFAULT_BOOTSTRAP_PORT);
     Server {
         role,
         host: option(args, "--host").map(str::to_owned),
-        port: port("--port", DEFAULT_PORT).unwrap_or(DEFAULT_PORT),
+        port: port("--port", DEFAULT_PORT).or(Some(DEFAULT_PORT)),
         bootstrap_port: bootstrap.filter(|_| role == Some(Role::Prefill)),
     }
+}
+
+/// The same of a script that starts SGLang's server within itself. It may hand its arguments on; what they do not say can be
+/// anything.
+pub(super) fn script(args: &[String]) -> Server {
+    Server {
+        port: port(args, "--port"),
+        bootstrap_port: port(args, "--disaggregation-bootstrap-port"),
+        ..server(args)
+    }
+}
+
+fn port(args: &[String], name: &str) -> Option<u16> {
+    option(args, name)?.parse().ok()
+}
+
+/// Of the ports that a script listens at, that of its HTTP server: the only one, the bootstrap server's apart, or SGLang's
+/// default. `None`: it cannot be told.
+pub(super) fn http_port(listens: &[u16], bootstrap: Option<u16>) -> Option<u16> {
+    let bootstrap = bootstrap.unwrap_or(DEFAULT_BOOTSTRAP_PORT);
+    let mut others = listens.iter().copied().filter(|p| *p != bootstrap);
+    let default = listens.contains(&DEFAULT_PORT).then_some(DEFAULT_PORT);
+    let only = others.next().filter(|only| others.all(|p| p == *only));
+    default.or(only)
 }
 
 /// Value of an option, `--a b` or `--a=b`; the last one counts, as for Python's `argparse`.
@@ -260,17 +303,23 @@ mod tests {
         ] {
             assert_eq!(program(&args(yes)), Program::Sglang, "{yes}");
         }
-        for no in [
-            "bash -c python -m sglang.launch_server",
+        for no in
+            ["bash -c python -m sglang.launch_server", "/sbin/init", "/usr/bin/tini -- python my_launch.py"]
+        {
+            assert_eq!(program(&args(no)), Program::Other, "{no}");
+        }
+        for script in [
             "python harness.py --model-path /models/sglang/x",
             "python -m sglang_router.launch_router",
-            "/sbin/init",
             "python",
             "python -m",
             "python -c import sglang",
+            "ray::SGLangHttpServer.launch_server",
         ] {
-            assert_eq!(program(&args(no)), Program::Other, "{no}");
+            assert_eq!(program(&args(script)), Program::Python, "{script}");
         }
+        let spawned = ["python", "-c", "from multiprocessing.spawn import spawn_main; spawn_main(3)"];
+        assert_eq!(program(&spawned.map(str::to_owned)), Program::Spawned);
         let fork = ["python", "-c", "from multiprocessing.forkserver import main; main(3)"];
         assert_eq!(program(&fork.map(str::to_owned)), Program::Helper);
         assert_eq!(program(&[]), Program::Other);
@@ -281,14 +330,52 @@ mod tests {
         let line = "python -m sglang.launch_server --disaggregation-mode=prefill --port 31000 --host 0.0.0.0 \
                     --disaggregation-bootstrap-port 9000 --port=31001";
         let s = server(&args(line));
-        assert_eq!((s.role, s.port, s.bootstrap_port), (Some(Role::Prefill), 31001, Some(9000)));
+        assert_eq!((s.role, s.port, s.bootstrap_port), (Some(Role::Prefill), Some(31001), Some(9000)));
         assert_eq!(s.host.as_deref(), Some("0.0.0.0"));
         let s = server(&args("python -m sglang.launch_server --disaggregation-mode decode"));
-        assert_eq!((s.role, s.port, s.bootstrap_port, s.host), (Some(Role::Decode), 30000, None, None));
+        assert_eq!((s.role, s.port, s.bootstrap_port, s.host), (Some(Role::Decode), Some(30000), None, None));
         // `--portal` is no `--port`; a value that is missing or no number is none.
         let s = server(&args("x --portal 1 --port --host --disaggregation-mode null"));
-        assert_eq!((s.role, s.port, s.host), (None, 30000, None));
-        assert_eq!(server(&args("x --port 99999")).port, 30000);
+        assert_eq!((s.role, s.port, s.host), (None, Some(30000), None));
+        assert_eq!(server(&args("x --port 99999")).port, Some(30000));
+    }
+
+    #[test]
+    fn a_script_that_says_no_port_is_asked_what_it_listens_at() {
+        let s = script(&args("python my_launch.py --disaggregation-mode=prefill --port 31000"));
+        assert_eq!((s.role, s.port, s.bootstrap_port), (Some(Role::Prefill), Some(31000), None));
+        assert_eq!(script(&args("python my_launch.py")), Server::default());
+        assert_eq!(http_port(&[31000], None), Some(31000));
+        assert_eq!(http_port(&[8998, 31000, 31000], None), Some(31000));
+        assert_eq!(http_port(&[9000, 31000], Some(9000)), Some(31000));
+        assert_eq!(http_port(&[40000, 30000, 8998], None), Some(30000));
+        for unclear in [&[][..], &[8998], &[31000, 31001]] {
+            assert_eq!(http_port(unclear, None), None, "{unclear:?}");
+        }
+    }
+
+    #[test]
+    fn schedulers_and_their_controller_start_below_a_server_and_others_need_not() {
+        for yes in [
+            "sglang::scheduler_DP1_TP0",
+            "sglang::schedul",
+            "sglang::data_parallel_controller",
+            "sglang::data_pa",
+        ] {
+            assert!(is_below_server(yes), "{yes}");
+        }
+        for no in [
+            "sglang::router",
+            "sglang::detokenizer",
+            "sglang::detokenizer_router",
+            "sglang::async_exporter",
+            "sglang::tokenizer_worker:4711",
+            "sgl_diffusion",
+            "scheduler",
+            "",
+        ] {
+            assert!(!is_below_server(no), "{no}");
+        }
     }
 
     #[test]
@@ -357,6 +444,7 @@ mod tests {
             let args = arguments(&bytes);
             let _ = program(&args);
             drop(server(&args));
+            drop(script(&args));
             let text = String::from_utf8_lossy(&bytes);
             drop(ranks(&text));
             drop(place(&text));

@@ -1,12 +1,15 @@
 //! Finds the processes of engines in `/proc`. Reads nothing that needs a privilege: `comm`, `stat`, `cmdline` and `cgroup`
-//! are open to all, also of other users' processes, unless `/proc` is mounted with `hidepid`.
+//! are open to all, also of other users' processes, unless `/proc` is mounted with `hidepid`. Only which ports a script
+//! listens at that starts an engine within itself takes one, and is not known without.
 //!
 //! Bounded: [`MAX_FOUND`] processes, 64 KiB of a command line.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::Read as _;
+use std::path::Path;
 
+use super::listeners;
 use super::process::{self, Program, Server, Stat};
 use crate::rooms::model::EngineProcess;
 
@@ -34,7 +37,8 @@ const ROUTER: &[u8] = b"sglang::router";
 pub struct Target {
     /// Its process.
     pub pid: u32,
-    /// What its arguments say; `None`: they are not those of SGLang's own server, so that it may serve no HTTP at all.
+    /// What its arguments say; `None`: it is neither SGLang's own server nor a Python that has started one, so that it may
+    /// serve no HTTP at all.
     pub server: Option<Server>,
 }
 
@@ -58,8 +62,18 @@ struct Seen {
     args: Vec<String>,
     place: crate::rooms::model::Place,
     read: u8,
+    /// Of a script: the port of its HTTP server.
+    port: Option<u16>,
     /// The look in which it was last read.
     look: u64,
+}
+
+/// The process at the top of an engine.
+#[derive(Clone, Copy)]
+struct Top {
+    pid: u32,
+    /// It is an engine's only because one of the engine's processes is its child.
+    script: bool,
 }
 
 /// Looks through `/proc`.
@@ -107,18 +121,29 @@ impl Scanner {
         }
         ranks.sort_unstable();
         let mut needed = BTreeSet::new();
-        for pid in ranks {
-            self.find(pid, &mut found, &mut needed);
+        // Those that tell which process is a server come first.
+        let (below, others): (Vec<u32>, Vec<u32>) =
+            ranks.into_iter().partition(|pid| self.is_below_server(*pid));
+        for pid in below {
+            self.find(pid, true, &mut found, &mut needed);
+        }
+        for pid in others {
+            self.find(pid, false, &mut found, &mut needed);
         }
         self.seen.retain(|pid, _| needed.contains(pid));
         Ok(found)
     }
 
-    /// Adds a process and its server.
-    fn find(&mut self, pid: u32, found: &mut Found, needed: &mut BTreeSet<u32>) {
-        let Some(top) = self.top(pid, needed) else { return };
+    /// Adds a process and its server. `below`: it cannot be without one.
+    fn find(&mut self, pid: u32, below: bool, found: &mut Found, needed: &mut BTreeSet<u32>) {
+        let known = |server: u32| below || found.targets.iter().any(|t| t.pid == server);
+        let Some(Top { pid: top, script }) = self.top(pid, known, needed) else { return };
         let args = self.seen.get(&top).map(|s| s.args.as_slice()).unwrap_or_default();
-        let server = (process::program(args) == Program::Sglang).then(|| process::server(args));
+        let server = match process::program(args) {
+            Program::Sglang => Some(process::server(args)),
+            _ if script => Some(self.script(top)),
+            _ => None,
+        };
         for pid in [top, pid] {
             let Some(process) = self.describe(pid, top, server.as_ref()) else { continue };
             if found.processes.len() >= MAX_FOUND && !found.processes.contains_key(&pid) {
@@ -141,36 +166,73 @@ impl Scanner {
             comm: seen.stat.comm.clone(),
             role: server.and_then(|s| s.role),
             ranks: seen.args.first().and_then(|title| process::ranks(title)),
-            http_port: server.map(|s| s.port),
+            http_port: server.and_then(|s| s.port),
             bootstrap_port: server.and_then(|s| s.bootstrap_port),
             place: seen.place.clone(),
         })
     }
 
+    /// What a script says that has started an engine within itself.
+    fn script(&mut self, pid: u32) -> Server {
+        let seen = self.seen.get(&pid);
+        let mut server = seen.map(|s| process::script(&s.args)).unwrap_or_default();
+        server.port = server.port.or_else(|| seen.and_then(|s| s.port));
+        if server.port.is_none() {
+            let proc = self.path.get(..self.root).unwrap_or_default();
+            server.port = process::http_port(&listeners::ports(Path::new(proc), pid), server.bootstrap_port);
+            if let Some(seen) = self.seen.get_mut(&pid) {
+                seen.port = server.port;
+            }
+        }
+        server
+    }
+
+    /// Whether this process starts only below an engine's server.
+    fn is_below_server(&mut self, pid: u32) -> bool {
+        if self.know(pid).is_none() {
+            return false;
+        }
+        let Some(seen) = self.seen.get(&pid) else { return false };
+        process::is_below_server(seen.args.first().map_or(seen.stat.comm.as_str(), String::as_str))
+    }
+
     /// The process at the top of this one's engine: the last ancestor that is of the engine by its name, or runs SGLang, in
-    /// the same container. `None`: the process is gone.
-    fn top(&mut self, pid: u32, needed: &mut BTreeSet<u32>) -> Option<u32> {
+    /// the same container; where none runs SGLang, the Python above them, if it `is_server`. `None`: the process is gone.
+    fn top(&mut self, pid: u32, is_server: impl Fn(u32) -> bool, needed: &mut BTreeSet<u32>) -> Option<Top> {
         self.know(pid)?;
         needed.insert(pid);
         let (mut top, mut at) = (pid, pid);
+        // Whether SGLang's own server was met, and else the Python next above what is of the engine.
+        let (mut sglang, mut python) = (false, None);
         for _ in 0..MAX_DEPTH {
             let Some(parent) = self.seen.get(&at).map(|s| s.stat.parent).filter(|p| *p > 0) else { break };
             if self.know(parent).is_none() {
                 break;
             }
             let (Some(child), Some(seen)) = (self.seen.get(&pid), self.seen.get(&parent)) else { break };
-            let named = self.prefixes.iter().any(|p| seen.stat.comm.starts_with(p.as_str()));
             match process::program(&seen.args) {
                 _ if seen.place != child.place => break,
-                Program::Sglang => top = parent,
-                _ if named => top = parent,
+                Program::Sglang => (top, sglang) = (parent, true),
+                _ if self.is_named(seen.stat.comm.as_bytes()) => (top, python) = (parent, None),
                 Program::Helper => {}
+                Program::Spawned => _ = python.get_or_insert(parent),
+                Program::Python => {
+                    needed.insert(parent);
+                    python.get_or_insert(parent);
+                    break;
+                }
                 Program::Other => break,
             }
             needed.insert(parent);
             at = parent;
         }
-        Some(top)
+        let script = python.filter(|pid| !sglang && is_server(*pid));
+        Some(Top { pid: script.unwrap_or(top), script: script.is_some() })
+    }
+
+    /// Whether a process's name is an engine's.
+    fn is_named(&self, comm: &[u8]) -> bool {
+        comm != ROUTER && self.prefixes.iter().any(|prefix| comm.starts_with(prefix.as_bytes()))
     }
 
     /// Reads a process, or what has changed of it since the last look. `None`: there is none.
@@ -180,10 +242,10 @@ impl Scanner {
         }
         self.read(pid, "stat", LONGEST)?;
         let stat = process::stat(&self.text)?;
-        let mut read = 0;
+        let (mut read, mut port) = (0, None);
         if let Some(before) = self.seen.get_mut(&pid).filter(|s| s.stat == stat) {
             before.look = self.looks;
-            read = before.read;
+            (read, port) = (before.read, before.port);
         }
         if read >= READ_TIMES {
             return Some(());
@@ -192,7 +254,8 @@ impl Scanner {
         let cgroup = self.read(pid, "cgroup", LONGEST);
         let place = cgroup.map(|()| process::place(&String::from_utf8_lossy(&self.text))).unwrap_or_default();
         let args = args.unwrap_or_default();
-        self.seen.insert(pid, Seen { stat, args, place, read: read.saturating_add(1), look: self.looks });
+        self.seen
+            .insert(pid, Seen { stat, args, place, read: read.saturating_add(1), port, look: self.looks });
         Some(())
     }
 
@@ -201,8 +264,7 @@ impl Scanner {
         let Some(mut file) = self.open(pid, "comm") else { return false };
         let mut name = [0; 32];
         let Ok(read) = file.read(&mut name) else { return false };
-        let name = name.get(..read).unwrap_or_default().trim_ascii_end();
-        name != ROUTER && self.prefixes.iter().any(|prefix| name.starts_with(prefix.as_bytes()))
+        self.is_named(name.get(..read).unwrap_or_default().trim_ascii_end())
     }
 
     /// Reads one file of a process into `text`.

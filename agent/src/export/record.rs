@@ -155,16 +155,22 @@ struct RequestJson {
     /// At an engine whose role is not known.
     #[serde(skip_serializing_if = "Option::is_none")]
     unplaced: Option<LegJson>,
+    /// At another one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    unplaced_too: Option<LegJson>,
 }
 
 #[derive(Clone, Debug, Serialize)]
 struct LegJson {
     begun: String,
     first_byte: Option<String>,
+    /// `null` while it is open: decode still writes its answer when the room has long closed. The record of a closed room
+    /// has it once it came.
     ended: Option<String>,
+    /// `open` where it is, `null` where that is not known.
     how: Option<&'static str>,
     status: Option<u16>,
-    /// No end does not mean that it is open.
+    /// Lost sight of: no end does not mean that it is open.
     out_of_sight: bool,
 }
 
@@ -317,6 +323,7 @@ impl Maker<'_> {
             prefill: r.prefill.as_ref().map(|l| self.leg(l)),
             decode: r.decode.as_ref().map(|l| self.leg(l)),
             unplaced: r.unplaced.as_ref().map(|l| self.leg(l)),
+            unplaced_too: r.unplaced_too.as_ref().map(|l| self.leg(l)),
         }
     }
 
@@ -325,7 +332,10 @@ impl Maker<'_> {
             begun: self.clock.rfc3339(l.begun),
             first_byte: l.first_byte.map(|at| self.clock.rfc3339(at)),
             ended: l.ended.map(|(at, _)| self.clock.rfc3339(at)),
-            how: l.ended.map(|(_, how)| how.label()),
+            how: match l.ended {
+                Some((_, how)) => Some(how.label()),
+                None => (!l.out_of_sight).then_some("open"),
+            },
             status: l.status,
             out_of_sight: l.out_of_sight,
         }

@@ -73,7 +73,7 @@ pub struct TurnedAway {
     pub marks: u64,
     /// Sent messages whose acknowledgement is not followed: too many on one connection.
     pub acknowledgements: u64,
-    /// Requests not followed: table full.
+    /// Requests and bootstrap queries not followed: table full, or a third engine of unknown role for one room.
     pub requests: u64,
     /// Messages for a room that had ended.
     pub late: u64,

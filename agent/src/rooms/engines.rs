@@ -15,7 +15,7 @@ use hashbrown::HashMap;
 
 use crate::event::{Comm, Mono, SECOND, Task};
 use crate::rooms::findings::cause;
-use crate::rooms::model::{Connection, EngineProcess, Event, Place, Role};
+use crate::rooms::model::{Connection, EngineProcess, Event, Place, Role, Unreadable};
 use crate::rooms::peers::NONE;
 use crate::rooms::table::RoomTable;
 use crate::verdict::model::Party;
@@ -26,7 +26,11 @@ pub(crate) use engine::{Engine, EngineId, LOOK_AGAIN, Standing, Stop, stood};
 const MAX_PROCESSES: usize = 1024;
 
 /// Engines remembered, those elsewhere included.
-const MAX_ENGINES: usize = 1024;
+const MAX_ENGINES: usize = PLACES as usize;
+const PLACES: u32 = 1024;
+
+/// Addresses remembered at which engines are reached: one listens at several, with as many addresses as its host has.
+const MAX_ADDRESSES: usize = 4 * MAX_ENGINES;
 
 /// How often it is seen whether an engine is one of which nothing can be read.
 const CHECK: u64 = 5 * SECOND;
@@ -63,12 +67,18 @@ pub(crate) struct Engines {
     by_pid: HashMap<u32, EngineId>,
     /// When it was last seen whether something can be read of each.
     checked: Mono,
+    /// The last connection that could not be read, by cause.
+    unreadable: [Option<Connection>; Unreadable::ALL.len()],
     /// MPTCP sockets that the kernel side has met.
     mptcp: u64,
     /// Processes that found no place.
     turned_away: u64,
     /// Engines that found no place.
     engines_turned_away: u64,
+}
+
+const fn place(id: EngineId) -> usize {
+    (id % PLACES) as usize
 }
 
 /// Loopback addresses of different network namespaces are different ones.
@@ -142,33 +152,53 @@ impl Engines {
         });
         let id = self.by_pid.remove(&pid)?;
         let e = self.get_mut(id)?;
-        e.since.take()?;
-        (e.counts, e.sight) = Default::default();
-        started
+        let had = e.since.is_some();
+        e.end(now);
+        started.filter(|_| had)
     }
 
     pub(crate) fn get(&self, id: EngineId) -> Option<&Engine> {
-        let e = self.list.get(id as usize)?;
-        e.moved.map_or(Some(e), |to| self.list.get(to as usize))
+        let e = self.list.get(place(id)).filter(|e| e.id == id)?;
+        let Some(to) = e.moved else { return Some(e) };
+        self.list.get(place(to)).filter(|e| e.id == to)
     }
 
     pub(crate) fn get_mut(&mut self, id: EngineId) -> Option<&mut Engine> {
-        let moved = self.list.get(id as usize)?.moved;
-        self.list.get_mut(moved.unwrap_or(id) as usize)
+        let id = self.get(id)?.id;
+        self.list.get_mut(place(id))
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (EngineId, &Engine)> {
-        (0..).zip(&self.list)
+        self.list.iter().map(|e| (e.id, e))
     }
 
-    fn add(&mut self, engine: Engine) -> EngineId {
-        if self.list.len() >= MAX_ENGINES {
-            self.engines_turned_away += 1;
-            return NONE;
+    fn add(&mut self, pid: Option<u32>) -> EngineId {
+        let mut engine = Engine::of(pid);
+        if self.list.len() < MAX_ENGINES {
+            engine.id = u32::try_from(self.list.len()).unwrap_or(NONE);
+            let id = engine.id;
+            self.list.push(engine);
+            return id;
         }
-        let id = u32::try_from(self.list.len()).unwrap_or(NONE);
-        self.list.push(engine);
+        let Some(old) = self.over() else {
+            self.engines_turned_away = self.engines_turned_away.saturating_add(1);
+            return NONE;
+        };
+        engine.id = old.wrapping_add(PLACES);
+        let id = engine.id;
+        self.by_address.retain(|_, of| *of != old);
+        if let Some(e) = self.list.get_mut(place(old)) {
+            *e = engine;
+        }
         id
+    }
+
+    /// One whose place can be another's: its process is gone, or it is elsewhere, and nothing of it is open. Those of which
+    /// least is lost come first.
+    fn over(&self) -> Option<EngineId> {
+        let lives = |e: &Engine| e.pid.is_some_and(|pid| self.by_pid.get(&pid) == Some(&e.id));
+        let over = self.list.iter().filter(|e| e.open.is_empty() && e.stopped.is_none() && !lives(e));
+        over.min_by_key(|e| (e.moved.is_none(), e.pid.is_none(), e.id)).map(|e| e.id)
     }
 
     /// Process at the top of the engine that this living process is of; itself, where none is known.
@@ -207,10 +237,12 @@ impl Engines {
         }
         let id = match pid.and_then(|p| self.by_pid.get(&p).copied()) {
             Some(id) => id,
-            None => self.add(Engine::of(pid)),
+            None => self.add(pid),
         };
         if id != NONE {
-            self.by_address.insert(at, id);
+            if self.by_address.len() < MAX_ADDRESSES || self.by_address.contains_key(&at) {
+                self.by_address.insert(at, id);
+            }
             if let Some(p) = pid {
                 self.by_pid.insert(p, id);
             }
@@ -223,11 +255,12 @@ impl Engines {
 
     /// What was known of the engine by its address alone is `own`'s.
     fn absorb(&mut self, own: EngineId, by_address: EngineId) {
-        let Some(old) = self.get_mut(by_address).map(std::mem::take) else { return };
-        let Some(e) = self.get_mut(own) else { return };
-        e.absorb(old);
-        if let Some(e) = self.get_mut(by_address) {
-            e.moved = Some(own);
+        let Some(e) = self.get_mut(by_address) else { return };
+        let (mut left, id) = (Engine::of(None), e.id);
+        (left.id, left.moved) = (id, Some(own));
+        let old = std::mem::replace(e, left);
+        if let Some(e) = self.get_mut(own) {
+            e.absorb(old);
         }
     }
 
@@ -268,7 +301,7 @@ impl Engines {
         if let Some(id) = self.by_pid.get(&server) {
             return *id;
         }
-        let id = self.add(Engine::of(Some(server)));
+        let id = self.add(Some(server));
         if id != NONE {
             self.by_pid.insert(server, id);
         }
@@ -331,6 +364,17 @@ impl RoomTable {
         live.map(|k| (&k.process, self.role_of_process(k.process.pid)))
     }
 
+    /// The last connection that could not be read for this reason.
+    pub fn last_unreadable(&self, why: Unreadable) -> Option<&Connection> {
+        let place = Unreadable::ALL.iter().position(|u| *u == why)?;
+        self.engines.unreadable.get(place)?.as_ref()
+    }
+
+    /// Engines not remembered because the table was full.
+    pub const fn engines_turned_away(&self) -> u64 {
+        self.engines.engines_turned_away
+    }
+
     /// Processes not remembered because the table was full.
     pub const fn engine_processes_turned_away(&self) -> u64 {
         self.engines.turned_away
@@ -374,4 +418,40 @@ impl RoomTable {
 /// Names what is wrong with one life of an engine.
 fn group(about: &str, server: u32, started: u64) -> u64 {
     cause(&[about, &server.to_string(), &started.to_string()])
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use super::*;
+    use crate::event::SocketId;
+
+    fn process(pid: u32) -> EngineProcess {
+        EngineProcess { pid, server: pid, started: 1, role: Some(Role::Prefill), ..EngineProcess::default() }
+    }
+
+    #[test]
+    fn the_place_of_an_engine_that_has_ended_is_anothers_and_its_name_nobodys() {
+        let mut engines = Engines::default();
+        let last = PLACES + 1;
+        for pid in 1..last {
+            engines.meet(Mono(1), &process(pid));
+        }
+        let (first, second) = (engines.of_process(1).unwrap(), engines.of_process(2).unwrap());
+        // All of them live.
+        assert_eq!((engines.add(None), engines.engines_turned_away), (NONE, 1));
+        engines.get_mut(first).unwrap().stopped = Some(Mono(1));
+        for pid in [1, 2] {
+            assert_eq!(engines.part(pid, Mono(2)), Some(1));
+        }
+        assert_eq!(engines.get(first).unwrap().stopped, None, "one that has ended does not stand still");
+        let key = (SocketId(7), 1);
+        engines.get_mut(first).unwrap().open.insert((Mono(1), key), 0);
+        engines.meet(Mono(3), &process(last));
+        let new = engines.of_process(last).unwrap();
+        assert_eq!(place(new), place(second), "the first has an open request yet");
+        assert!(engines.get(second).is_none() && engines.get(first).is_some());
+        assert_eq!(engines.get(new).unwrap().pid, Some(last));
+        assert_eq!(engines.engines_turned_away, 1);
+    }
 }

@@ -568,6 +568,8 @@ pub struct RequestView {
     pub decode: Option<LegView>,
     /// At the HTTP port of an engine whose role is not known.
     pub unplaced: Option<LegView>,
+    /// The same of another engine.
+    pub unplaced_too: Option<LegView>,
 }
 
 /// One engine's part of a request.

@@ -209,7 +209,14 @@ impl RoomTable {
         };
         // The server's end tells what the client's has told: it is followed from there.
         let told_twice = r.take_leg(|l| same_request(l, a)).map(|l| l.key);
-        let place = r.place(role);
+        let place = match role {
+            Some(role) => Some(r.place(role)),
+            None => r.place_of_unknown(a.engine, a.server),
+        };
+        let Some(place) = place else {
+            self.tally.turned_away.requests += 1;
+            return None;
+        };
         if let Some(old) = place.filter(Leg::is_open) {
             leg.open = old.open.saturating_add(1);
             leg.seen.begun = old.seen.begun;

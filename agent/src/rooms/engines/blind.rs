@@ -32,8 +32,11 @@ impl RoomTable {
         _out: &mut Vec<Event>,
     ) {
         self.requests_unreadable(connection);
-        let Some(engine) = connection.task.and_then(|t| self.engines.engine_of(t.tgid)) else { return };
         let place = Unreadable::ALL.iter().position(|u| *u == why).unwrap_or_default();
+        if let Some(last) = self.engines.unreadable.get_mut(place) {
+            *last = Some(*connection);
+        }
+        let Some(engine) = connection.task.and_then(|t| self.engines.engine_of(t.tgid)) else { return };
         if let Some(n) = engine.sight.unreadable.get_mut(place) {
             *n = n.saturating_add(1);
         }

@@ -14,7 +14,7 @@ use crate::rooms::engines::gauges::Counts;
 use crate::rooms::model::{EngineGauges, Role};
 use crate::rooms::requests::legs::RequestKey;
 
-/// Names an engine.
+/// Names an engine: its place among them, and above it how often that place was given to another.
 pub(crate) type EngineId = u32;
 
 /// Pauses of one engine remembered: those that a room under way can have lived through.
@@ -77,6 +77,7 @@ struct Numbers {
 /// One engine.
 #[derive(Debug, Default)]
 pub(crate) struct Engine {
+    pub(super) id: EngineId,
     /// Where its HTTP server was reached.
     pub(crate) address: Option<SocketAddr>,
     /// Its server process.
@@ -138,6 +139,13 @@ impl Engine {
             self.pauses.pop_front();
         }
         self.pauses.push_back((from, at.plus(grace.min(at.since(from)))));
+    }
+
+    /// Its server process is gone, and with it what it stood for and what it said.
+    pub(super) fn end(&mut self, now: Mono) {
+        self.started(now, 0);
+        (self.since, self.numbers) = (None, None);
+        (self.counts, self.sight) = Default::default();
     }
 
     /// It stands as the state file has it.

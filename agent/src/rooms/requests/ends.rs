@@ -80,8 +80,12 @@ impl RoomTable {
             }
         }
         for (slot, generation) in open.rooms {
-            let Some(room) = self.rooms.current(slot, generation) else { continue };
-            let Some(r) = room.request.as_deref_mut() else { continue };
+            if self.rooms.current(slot, generation).is_none() {
+                continue;
+            }
+            self.place_requests(slot, at);
+            let request = self.rooms.get_mut(slot).and_then(|room| room.request.as_deref_mut());
+            let Some(r) = request else { continue };
             over(r);
             if answered {
                 self.answered_by_request(slot, at);

@@ -120,7 +120,7 @@ impl RoomTable {
     /// since before the room began.
     fn never_begun(&self, room: &Room, role: Role) -> bool {
         let Some(r) = room.request.as_deref() else { return self.all_seen(room, role) };
-        r.leg(role).is_none() && r.unplaced.is_none() && self.all_seen(room, role)
+        r.leg(role).is_none() && r.unplaced().next().is_none() && self.all_seen(room, role)
     }
 
     fn all_seen(&self, room: &Room, role: Role) -> bool {

@@ -89,6 +89,9 @@ pub(crate) struct RoomRequest {
     /// At an engine whose role is not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) unplaced: Option<Leg>,
+    /// At another engine whose role is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) unplaced_too: Option<Leg>,
     /// A second request with this room came to the same engine while the first was open.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) duplicate: Option<Mono>,
@@ -115,30 +118,55 @@ impl RoomRequest {
         }
     }
 
-    pub(crate) const fn place(&mut self, role: Option<Role>) -> &mut Option<Leg> {
+    /// Where a leg at an engine with this role is kept.
+    pub(crate) const fn place(&mut self, role: Role) -> &mut Option<Leg> {
         match role {
-            Some(Role::Prefill) => &mut self.prefill,
-            Some(Role::Decode) => &mut self.decode,
-            None => &mut self.unplaced,
+            Role::Prefill => &mut self.prefill,
+            Role::Decode => &mut self.decode,
         }
     }
 
+    /// Where a leg at an engine of unknown role is kept. `None`: two other engines of unknown role have the room already,
+    /// and a room has no more than two.
+    pub(crate) fn place_of_unknown(
+        &mut self,
+        engine: EngineId,
+        server: SocketAddr,
+    ) -> Option<&mut Option<Leg>> {
+        let same = |l: &Leg| l.server == server || (l.engine == engine && engine != nobody());
+        match (&self.unplaced, &self.unplaced_too) {
+            (Some(l), _) if same(l) => Some(&mut self.unplaced),
+            (_, Some(l)) if same(l) => Some(&mut self.unplaced_too),
+            (None, _) => Some(&mut self.unplaced),
+            (_, None) => Some(&mut self.unplaced_too),
+            _ => None,
+        }
+    }
+
+    /// Those at engines of unknown role.
+    pub(crate) fn unplaced(&self) -> impl Iterator<Item = &Leg> {
+        [&self.unplaced, &self.unplaced_too].into_iter().flatten()
+    }
+
     pub(crate) fn legs(&self) -> impl Iterator<Item = &Leg> {
-        [&self.prefill, &self.decode, &self.unplaced].into_iter().flatten()
+        [&self.prefill, &self.decode, &self.unplaced, &self.unplaced_too].into_iter().flatten()
+    }
+
+    fn places_mut(&mut self) -> [&mut Option<Leg>; 4] {
+        [&mut self.prefill, &mut self.decode, &mut self.unplaced, &mut self.unplaced_too]
     }
 
     pub(crate) fn legs_mut(&mut self) -> impl Iterator<Item = &mut Leg> {
-        [&mut self.prefill, &mut self.decode, &mut self.unplaced].into_iter().flatten()
+        self.places_mut().into_iter().flatten()
     }
 
     /// Takes out the leg that `is_it`.
     pub(crate) fn take_leg(&mut self, is_it: impl Fn(&Leg) -> bool) -> Option<Leg> {
-        let legs = [&mut self.prefill, &mut self.decode, &mut self.unplaced];
-        legs.into_iter().find(|l| l.as_ref().is_some_and(&is_it)).and_then(Option::take)
+        self.places_mut().into_iter().find(|l| l.as_ref().is_some_and(&is_it)).and_then(Option::take)
     }
 
     /// The requests that are not over.
-    pub(crate) fn open_keys(&self) -> SmallVec<[RequestKey; 3]> {
+    pub(crate) fn open_keys(&self) -> SmallVec<[RequestKey; 4]> {
         self.legs().filter(|l| l.is_open()).map(|l| l.key).collect()
     }
 
@@ -154,6 +182,7 @@ impl RoomRequest {
             prefill: self.prefill.map(|l| l.seen),
             decode: self.decode.map(|l| l.seen),
             unplaced: self.unplaced.map(|l| l.seen),
+            unplaced_too: self.unplaced_too.map(|l| l.seen),
         }
     }
 }

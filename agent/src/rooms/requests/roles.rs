@@ -4,11 +4,13 @@
 
 use std::net::SocketAddr;
 
+use smallvec::SmallVec;
+
 use crate::event::Mono;
 use crate::rooms::engines::{EngineId, LOOK_AGAIN};
 use crate::rooms::model::{Connection, Role};
 use crate::rooms::requests::Asked;
-use crate::rooms::room::Room;
+use crate::rooms::requests::legs::{Leg, RoomRequest};
 use crate::rooms::table::RoomTable;
 
 impl RoomTable {
@@ -90,20 +92,34 @@ impl RoomTable {
         role
     }
 
-    /// Frames have named a rank of the room: a request at an engine of unknown role may have found its place.
+    /// Something new is known of the room or its engines: requests at engines of unknown role may have found their places.
     pub(crate) fn place_requests(&mut self, slot: u32, at: Mono) {
-        let unplaced = |r: &Room| r.request.as_ref().and_then(|r| r.unplaced);
-        let Some(leg) = self.rooms.get(slot).and_then(unplaced) else { return };
-        let Some(role) = self.role_at(leg.engine, leg.server, slot, at) else { return };
-        let Some(room) = self.rooms.get_mut(slot) else { return };
-        let Some(r) = room.request.as_deref_mut() else { return };
-        if r.leg(role).is_none() {
-            r.unplaced = None;
-            *r.place(Some(role)) = Some(leg);
-            match role {
-                Role::Prefill => room.has_prefill |= leg.here,
-                Role::Decode => room.has_decode |= leg.here,
+        // The place of one can tell the other's.
+        for _ in 0..2 {
+            let request = self.rooms.get(slot).and_then(|r| r.request.as_deref());
+            let unplaced: SmallVec<[Leg; 2]> =
+                request.into_iter().flat_map(RoomRequest::unplaced).copied().collect();
+            let mut placed = false;
+            for leg in unplaced {
+                placed |= self.place_request(slot, &leg, at);
+            }
+            if !placed {
+                return;
             }
         }
+    }
+
+    /// Whether the leg has found its place.
+    fn place_request(&mut self, slot: u32, leg: &Leg, at: Mono) -> bool {
+        let Some(role) = self.role_at(leg.engine, leg.server, slot, at) else { return false };
+        let Some(room) = self.rooms.get_mut(slot) else { return false };
+        let Some(r) = room.request.as_deref_mut().filter(|r| r.leg(role).is_none()) else { return false };
+        let taken = r.take_leg(|l| l == leg);
+        *r.place(role) = taken;
+        match role {
+            Role::Prefill => room.has_prefill |= leg.here,
+            Role::Decode => room.has_decode |= leg.here,
+        }
+        true
     }
 }

@@ -1,0 +1,151 @@
+//! Which processes are an engine's, and which of them serves its HTTP port: from a `/proc` written for the test.
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests")]
+
+use std::path::Path;
+
+use roomtrace::engine::{Found, Scanner};
+use roomtrace::rooms::model::Role;
+
+struct Proc(tempfile::TempDir);
+
+impl Proc {
+    fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    /// A process with its parent; its name is what its title or program begins with.
+    fn add(&self, pid: u32, parent: u32, line: &[&str]) -> &Self {
+        self.add_in(pid, parent, line, "0::/\n")
+    }
+
+    fn add_in(&self, pid: u32, parent: u32, line: &[&str], cgroup: &str) -> &Self {
+        let dir = self.path().join(pid.to_string());
+        std::fs::create_dir_all(dir.join("net")).unwrap();
+        std::fs::create_dir_all(dir.join("fd")).unwrap();
+        let name = line[0].rsplit('/').next().unwrap();
+        let comm = &name[..name.len().min(15)];
+        let stat = format!("{pid} ({comm}) S {parent} 1 1 0 -1 0 1 2 3 4 5 6 7 8 20 0 1 0 {} 1 1", pid * 100);
+        std::fs::write(dir.join("comm"), format!("{comm}\n")).unwrap();
+        std::fs::write(dir.join("stat"), stat).unwrap();
+        std::fs::write(dir.join("cmdline"), line.join("\0") + "\0").unwrap();
+        std::fs::write(dir.join("cgroup"), cgroup).unwrap();
+        self
+    }
+
+    /// It listens at these ports; so does another process of its network namespace, at 7000.
+    fn listens(&self, pid: u32, ports: &[u16]) -> &Self {
+        let dir = self.path().join(pid.to_string());
+        let mut table = "  sl  local_address rem_address   st\n".to_owned();
+        for port in ports.iter().chain([&7000]) {
+            let inode = 90_000 + u32::from(*port);
+            table += &format!(" 0: 0100007F:{port:04X} 00000000:0000 0A 0:0 00:0 0 0 0 {inode} 1 x\n");
+            if *port != 7000 {
+                let link = dir.join("fd").join(port.to_string());
+                std::os::unix::fs::symlink(format!("socket:[{inode}]"), link).unwrap();
+            }
+        }
+        std::fs::write(dir.join("net/tcp"), table).unwrap();
+        self
+    }
+
+    fn look(&self) -> Found {
+        Scanner::new(self.path().to_str().unwrap(), &["sglang::".to_owned()]).look().unwrap()
+    }
+}
+
+const SCHEDULER: &[&str] = &["sglang::scheduler_DP0_TP0"];
+
+/// Server process of each process, by process id.
+fn servers(found: &Found) -> Vec<(u32, u32)> {
+    found.processes.values().map(|p| (p.pid, p.server)).collect()
+}
+
+#[test]
+fn the_python_above_a_scheduler_is_its_server_however_it_was_started() {
+    let spawned = "from multiprocessing.spawn import spawn_main; spawn_main(tracker_fd=5)";
+    for line in [
+        &["python3", "my_launch.py", "--disaggregation-mode", "prefill", "--port", "31000"][..],
+        &["/usr/bin/python3.12", "-c", "import x; x.run()", "--port=31000", "--disaggregation-mode=prefill"],
+        &["python", "-c", spawned, "--port=31000", "--disaggregation-mode=prefill"],
+        &["ray::SGLangHttpServer.run", "--port=31000", "--disaggregation-mode=prefill"],
+    ] {
+        let proc = Proc::new();
+        proc.add(1, 0, &["/sbin/init"])
+            .add(2, 1, &["python3", "fleet.py"])
+            .add(10, 2, line)
+            .add(11, 10, SCHEDULER)
+            .add(12, 10, SCHEDULER);
+        // Those that tell nothing themselves are of the engine that the others show.
+        proc.add(9, 10, &["sglang::detokenizer"]).add(13, 10, &["sglang::async_exporter"]);
+        let found = proc.look();
+        assert_eq!(servers(&found), [(9, 10), (10, 10), (11, 10), (12, 10), (13, 10)], "{line:?}");
+        let server = &found.processes[&10];
+        assert_eq!((server.role, server.http_port), (Some(Role::Prefill), Some(31000)), "{line:?}");
+        assert_eq!(found.targets.len(), 1, "{:?}", found.targets);
+    }
+}
+
+#[test]
+fn the_controller_of_data_parallel_ranks_stands_between_them() {
+    let proc = Proc::new();
+    proc.add(10, 1, &["python3", "my_launch.py"]).listens(10, &[8998, 31000]);
+    proc.add(11, 10, &["sglang::data_parallel_controller"]).add(12, 11, SCHEDULER).add(13, 11, SCHEDULER);
+    let found = proc.look();
+    assert_eq!(servers(&found), [(10, 10), (11, 10), (12, 10), (13, 10)]);
+    // Nothing but what it listens at tells its port.
+    assert_eq!((found.processes[&10].http_port, found.processes[&10].role), (Some(31000), None));
+}
+
+#[test]
+fn of_several_ports_none_is_guessed() {
+    let proc = Proc::new();
+    proc.add(10, 1, &["python3", "my_launch.py"]).listens(10, &[31000, 31001]).add(11, 10, SCHEDULER);
+    let found = proc.look();
+    assert_eq!(servers(&found), [(10, 10), (11, 10)]);
+    assert_eq!(found.processes[&10].http_port, None);
+}
+
+#[test]
+fn what_only_started_an_engine_is_not_its_server() {
+    let launch = &["python3", "-m", "sglang.launch_server", "--port", "31000"][..];
+    // A script that starts SGLang's own server as a process, which may spawn what starts its schedulers.
+    let proc = Proc::new();
+    let spawned =
+        &["python3", "-c", "from multiprocessing.spawn import spawn_main; spawn_main(tracker_fd=5)"][..];
+    proc.add(10, 1, &["python3", "fleet.py"]).add(11, 10, launch).add(12, 11, SCHEDULER);
+    proc.add(13, 11, spawned).add(14, 13, SCHEDULER);
+    assert_eq!(servers(&proc.look()), [(11, 11), (12, 11), (14, 11)]);
+    // What takes in a scheduler whose server has ended.
+    for init in
+        [&["/usr/bin/tini", "--", "python3", "my_launch.py"][..], &["bash", "-c", "python3 my_launch.py"]]
+    {
+        let proc = Proc::new();
+        proc.add(10, 1, init).add(12, 10, SCHEDULER);
+        let found = proc.look();
+        assert_eq!(servers(&found), [(12, 12)], "{init:?}");
+        assert_eq!(found.targets[0].server, None);
+    }
+    // Another container's.
+    let proc = Proc::new();
+    let pod = format!("0::/docker/{}\n", "a1".repeat(32));
+    proc.add(10, 1, &["python3", "supervisor.py"]).add_in(12, 10, SCHEDULER, &pod);
+    assert_eq!(servers(&proc.look()), [(12, 12)]);
+}
+
+#[test]
+fn a_router_is_no_engine_nor_above_one_and_helpers_alone_make_no_script_one() {
+    let proc = Proc::new();
+    proc.add(10, 1, &["python3", "my_router.py"]).add(11, 10, &["sglang::router"]);
+    assert!(proc.look().processes.is_empty());
+    // The router's process has started the engine.
+    proc.add(12, 11, &["python3", "-m", "sglang.launch_server"]).add(13, 12, SCHEDULER);
+    assert_eq!(servers(&proc.look()), [(12, 12), (13, 12)]);
+    // What exports something for engines is no scheduler: whatever has started it serves no rooms.
+    let proc = Proc::new();
+    proc.add(10, 1, &["python3", "exporter.py"]).add(11, 10, &["sglang::async_exporter"]);
+    assert_eq!(servers(&proc.look()), [(11, 11)]);
+}
