@@ -6,6 +6,7 @@
 
 mod blind;
 mod gauges;
+mod held;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -16,6 +17,7 @@ use crate::event::{Comm, Mono, SECOND, Task};
 use crate::rooms::findings::cause;
 use crate::rooms::model::{Connection, EngineProcess, Event, Place, Role};
 use crate::rooms::table::RoomTable;
+use crate::sglang::message::Release;
 use crate::verdict::model::Party;
 
 /// Engine processes remembered, those that have ended included; a host runs a few per GPU.
@@ -128,7 +130,7 @@ impl RoomTable {
         let started = known.process.started;
         if self.engines.servers.remove(&pid).is_some() {
             // What was wrong with it went with it.
-            for about in [gauges::ABOUT_COUNT, gauges::ABOUT_ROOMS, blind::ABOUT] {
+            for about in [gauges::ABOUT_COUNT, gauges::ABOUT_ROOMS, held::ABOUT, blind::ABOUT] {
                 self.lower(group(about, pid, started), now);
             }
         }
@@ -168,6 +170,11 @@ impl RoomTable {
     /// Processes not remembered because the table was full.
     pub const fn engine_processes_turned_away(&self) -> u64 {
         self.engines.turned_away
+    }
+
+    /// Release of the engine whose HTTP is served by this process, as it says itself.
+    pub(crate) fn release_of(&self, server: u32) -> Option<Release> {
+        self.engines.servers.get(&server)?.counts.release()
     }
 
     /// An engine as a whole, as someone who owes or on whom to act: by the process that serves its HTTP port.

@@ -462,13 +462,18 @@ impl RoomTable {
                 self.tally.close(role, room.progress(role).terminal.unwrap_or(outcome));
             }
         }
-        self.numbers.end(room.room, at, room.all_heard());
+        self.numbers.end(room.room, at, room.all_heard(), self.closed.next_number());
         out.push(Event::Closed(Arc::new(self.snapshot_of(&room, at))));
         let requests =
             room.request.as_deref().map(super::requests::legs::RoomRequest::open_keys).unwrap_or_default();
         let number = self.closed.keep(&mut room);
         self.follow_closed(&requests, number);
         self.rooms.reuse(room);
+    }
+
+    /// The last room of this number, if it has closed and is still kept.
+    pub(crate) fn last_closed(&self, number: u64) -> Option<&Room> {
+        self.closed.get(self.numbers.tomb(number)?.kept).filter(|r| r.room == number)
     }
 
     /// Whether a message for this number, which no open room has, is one of its last room.
