@@ -202,8 +202,12 @@ fn host(party: &Party) -> String {
     )
 }
 
+fn http(party: &Party) -> String {
+    party.http.map_or_else(|| format!("{}:HTTP_PORT", host(party)), |at| at.to_string())
+}
+
 fn post(party: &Party, path: &str, body: &str) -> String {
-    let at = party.http.map_or_else(|| format!("{}:HTTP_PORT", host(party)), |at| at.to_string());
+    let at = http(party);
     format!("curl -sS -X POST http://{at}/{path} -H 'Content-Type: application/json' -d '{body}'")
 }
 
@@ -310,7 +314,7 @@ fn look_at_threads(party: &Party) -> Action {
 
 fn look_at_loads(party: &Party) -> Action {
     look(
-        format!("curl -sS http://{}:HTTP_PORT/v1/loads", host(party)),
+        format!("curl -sS http://{}/v1/loads", http(party)),
         "shows the engine's own queue counts and whether its progress counters still move",
     )
 }
@@ -390,6 +394,23 @@ mod tests {
         assert_eq!(restart(&party(true)).command, "kill -TERM 4711");
         assert_eq!(restart(&party(false)).command, "kill -TERM PID_OF_RANK   # at 10.0.0.1");
         assert!(look_at_threads(&party(false)).command.contains("PID_OF_RANK"));
+    }
+
+    #[test]
+    fn a_server_is_not_asked_to_wait_for_what_is_pinned() {
+        // A whole engine is known by the process that serves its HTTP.
+        let engine = Party { endpoint: None, ..party(true) };
+        let action = restart(&engine);
+        assert_eq!(action.command, "kill -QUIT 4711");
+        assert!(action.effect.contains("SIGTERM would wait"), "{}", action.effect);
+    }
+
+    #[test]
+    fn ending_a_request_says_what_the_other_engine_hears_of_it() {
+        let of = |role| abort(&Party { role: Some(role), ..party(true) }).effect;
+        assert!(of(Role::Prefill).contains("decode is not told"));
+        assert!(of(Role::Decode).contains("tells prefill"));
+        assert!(of(Role::Decode).contains("has tried to end it before"));
     }
 
     fn named_by(rid: &str) -> Vec<String> {

@@ -64,9 +64,10 @@ impl Counts {
         self.last.as_ref().and_then(|(_, g)| parse(g.version.as_deref()?))
     }
 
-    /// The last answer, and since when its count has not fallen, at least so much of it unexplained.
-    pub(super) fn unexplained(&self) -> Option<(&EngineGauges, Mono, u64)> {
-        let (_, gauges) = self.last.as_ref()?;
+    /// The last answer, and since when its count has not fallen, at least so much of it unexplained that was not there from
+    /// the first answer on.
+    pub(super) fn grown(&self) -> Option<(&EngineGauges, Mono, u64)> {
+        let (_, gauges) = self.last.as_ref().filter(|_| self.from_start == Some(false))?;
         Some((gauges, self.steady?, self.least))
     }
 

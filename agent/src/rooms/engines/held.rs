@@ -31,14 +31,17 @@ impl RoomTable {
     }
 
     fn held_finding(&self, at: Mono, server: u32, group: u64) -> Option<Finding> {
-        let (gauges, since, least) = self.engines.servers.get(&server)?.counts.unexplained()?;
-        if at.since(since) < STEADY {
+        let (gauges, since, least) = self.engines.servers.get(&server)?.counts.grown()?;
+        // Of an engine whose messages are read, and whose rooms conclude.
+        let own = |id| self.peers.get(id).and_then(|e| self.server_of(e.task?.tgid)) == Some(server);
+        let read = self.peers.pairs().any(|p| p.concluded > 0 && own(p.decode));
+        if at.since(since) < STEADY || !read {
             return None;
         }
         Some(Finding {
             group,
             class: Class::ConcludedButHeld,
-            // Rooms of ranks whose messages cannot be read, or older than the agent, are counted as well.
+            // Rooms of ranks whose messages cannot be read are counted as well.
             confidence: Confidence::Possible,
             engine: self.engine_party(server),
             rooms: Vec::new(),
