@@ -59,8 +59,10 @@ impl Maker<'_> {
             closed_at: f.closed_at.map(|at| self.clock.rfc3339(at)),
             evidence: f.evidence.clone(),
             actions: f.actions.iter().map(action).collect(),
-            // Of a finding neither back end nor release is known.
-            known_issues: known_issues(f.class, None, None).into_iter().map(known_issue).collect(),
+            known_issues: known_issues(f.class, f.engine.backend, f.engine.releases)
+                .into_iter()
+                .map(known_issue)
+                .collect(),
         }
     }
 }

@@ -99,6 +99,7 @@ pub(crate) fn verdict() -> Verdict {
             pod_uid: Some("3ca9f1e6-2b1d-4b7e-9a55-0f6f5e2d9c11".to_owned()),
         })),
         rank_names: Some("DP1 TP0".into()),
+        ..Party::default()
     };
     Verdict {
         class: Class::AbortBeforeEntry,

@@ -7,6 +7,7 @@
 mod blind;
 mod engine;
 mod gauges;
+mod held;
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -18,6 +19,7 @@ use crate::rooms::findings::cause;
 use crate::rooms::model::{Connection, EngineProcess, Event, Place, Role, Unreadable};
 use crate::rooms::peers::NONE;
 use crate::rooms::table::RoomTable;
+use crate::sglang::message::Release;
 use crate::verdict::model::Party;
 
 pub(crate) use engine::{Engine, EngineId, LOOK_AGAIN, Standing, Stop, stood};
@@ -313,7 +315,9 @@ impl Engines {
         let own = self.processes.get(&pid).map(|k| &k.process);
         let server = own.and_then(|p| self.processes.get(&p.server)).map(|k| &k.process);
         let told = own.and_then(|p| p.role).or_else(|| server?.role);
-        told.or_else(|| self.of_process(pid).and_then(|id| self.get(id)).and_then(|e| e.role))
+        told.or_else(|| {
+            self.of_process(pid).and_then(|id| self.get(id)).and_then(|e| e.role.or_else(|| e.counts.role()))
+        })
     }
 }
 
@@ -333,7 +337,7 @@ impl RoomTable {
         let now = self.now;
         let Some(started) = self.engines.part(pid, now) else { return };
         // What was wrong with the engine went with it.
-        for about in [gauges::ABOUT_COUNT, gauges::ABOUT_ROOMS, blind::ABOUT] {
+        for about in [gauges::ABOUT_COUNT, gauges::ABOUT_ROOMS, held::ABOUT, blind::ABOUT] {
             self.lower(group(about, pid, started), now);
         }
     }
@@ -378,6 +382,11 @@ impl RoomTable {
     /// Processes not remembered because the table was full.
     pub const fn engine_processes_turned_away(&self) -> u64 {
         self.engines.turned_away
+    }
+
+    /// Release of the engine whose HTTP is served by this process, as it says itself.
+    pub(crate) fn release_of(&self, server: u32) -> Option<Release> {
+        self.engines.server(server)?.counts.release()
     }
 
     /// An engine as a whole, as someone who owes or on whom to act: by the process that serves its HTTP port.

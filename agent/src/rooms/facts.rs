@@ -130,6 +130,7 @@ impl RoomTable {
             http: None,
             place: process.map(Known::place),
             rank_names: process.and_then(Known::rank_names),
+            ..Party::default()
         }
     }
 

@@ -11,8 +11,10 @@ use hashbrown::HashMap;
 
 use crate::event::Mono;
 use crate::rooms::model::{FindingEvent, Role};
+use crate::rooms::peers::EndpointId;
 use crate::rooms::room::Room;
 use crate::rooms::table::RoomTable;
+use crate::sglang::message::{Backend, Releases};
 use crate::verdict::actions;
 use crate::verdict::model::{Class, Confidence, Finding, Party, Verdict};
 
@@ -317,9 +319,32 @@ impl RoomTable {
             finding.room_count = u32::try_from(cause.rooms.len()).unwrap_or(u32::MAX);
         }
         (finding.class, finding.confidence) = (class, confidence);
+        (finding.engine.backend, finding.engine.releases) = self.software_of(&finding.engine, &rooms);
         // Other rooms come and go: it keeps the moment that it was told with.
         finding.since = self.findings.told.get(&group).map_or(finding.since, |t| t.since);
         Some(finding)
+    }
+
+    /// Back end and release of the engine that a finding is about: of its rooms, else of the rooms that its ranks have had;
+    /// what it says of its release itself counts for more.
+    fn software_of(&self, engine: &Party, rooms: &[&Room]) -> (Option<Backend>, Option<Releases>) {
+        let tgid = engine.task.filter(|_| engine.local == Some(true)).map(|t| t.tgid);
+        let server = tgid.and_then(|t| self.server_of(t));
+        let said = server.and_then(|s| self.release_of(s)).map(|r| Releases { min: r, max: r });
+        let own = |id: EndpointId| {
+            let Some(e) = self.peers.get(id) else { return false };
+            let same = e.task.and_then(|t| self.server_of(t.tgid)).is_some_and(|s| Some(s) == server);
+            Some(e.address) == engine.endpoint || same
+        };
+        let shown = match rooms.first() {
+            Some(room) => (room.backend, room.releases),
+            None => {
+                let pair =
+                    self.peers.pairs().find(|p| p.backend.is_some() && (own(p.prefill) || own(p.decode)));
+                pair.map_or((None, None), |p| (p.backend, p.releases))
+            }
+        };
+        (shown.0, said.or(shown.1))
     }
 
     /// What the surest of the rooms, the oldest of several, says of what pins them all.

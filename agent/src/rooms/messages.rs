@@ -389,7 +389,7 @@ impl RoomTable {
     /// Whether a METADATA for a number whose room has closed belongs to that room: the other end of one
     /// already seen, or of another rank of a room that failed meanwhile.
     fn is_late(&self, seen: &Seen<'_>, m: &Metadata<'_>, decode: EndpointId, session: SessionId) -> bool {
-        let Some(room) = self.closed.iter().rev().find(|r| r.room == m.room) else { return false };
+        let Some(room) = self.last_closed(m.room) else { return false };
         let Some((closed_at, outcome)) = room.closed else { return false };
         match room.links.iter().find(|l| same(l, seen.target, decode, session)) {
             Some(l) => {
@@ -401,6 +401,7 @@ impl RoomTable {
     }
 
     fn abort(&mut self, seen: Seen<'_>, m: RoomFrom, out: &mut Vec<Event>) {
+        self.abort_read(&seen);
         let decode = self.decode_endpoint(&seen, m.ip, m.port);
         let known = self.connections.get_mut(seen.known);
         let generations = known.is_some_and(|k| {

@@ -64,6 +64,9 @@ pub(crate) struct ForeignMark {
     /// Bytes of its first frame.
     #[serde(default)]
     pub(crate) first_len: u32,
+    /// It is an ABORT, which the rank's release does not bear (M4).
+    #[serde(default)]
+    pub(crate) abort: bool,
 }
 
 /// A thread that ended right after something foreign had come to a rank of its process: who read it.

@@ -244,8 +244,7 @@ impl RoomTable {
         let tomb = self.numbers.tomb(number);
         if let Some(t) = tomb {
             // Of the life that has closed: it began before, or the other end of its connection has told of it.
-            let last =
-                || self.closed.iter().rev().find(|r| r.room == number).and_then(|r| r.request.as_ref());
+            let last = || self.last_closed(number).and_then(|r| r.request.as_ref());
             if t.closed_at > a.begun || last().is_some_and(|r| r.legs().any(|l| same_request(l, a))) {
                 self.tally.turned_away.late += 1;
                 return None;
@@ -280,7 +279,7 @@ impl RoomTable {
         if !self.is_late_for(number, at) {
             return None;
         }
-        let last = self.closed.iter().rev().find(|r| r.room == number)?;
+        let last = self.last_closed(number)?;
         let r = last.request.as_deref()?;
         let hung_up = r.decode?.seen.ended.is_some_and(|(_, how)| how == LegEnd::ClientHungUp);
         (hung_up && r.prefill.is_none() && last.links.is_empty()).then_some(last)
@@ -308,7 +307,7 @@ impl RoomTable {
     /// The request of the last life of this number, if prefill ended it without KV having been handed over: METADATA that
     /// comes now was sent to a room that is over (M10, M40).
     pub(crate) fn failed_request(&self, number: u64) -> Option<Box<RoomRequest>> {
-        let last = self.closed.iter().rev().find(|r| r.room == number)?;
+        let last = self.last_closed(number)?;
         let r = last.request.as_ref()?;
         let (_, outcome) = r.prefill.filter(|l| l.here)?.over()?;
         (outcome == Outcome::Failed && r.decode.is_none_or(|l| !l.is_open())).then(|| r.clone())

@@ -21,7 +21,7 @@ use crate::rooms::peers::{
 };
 use crate::rooms::requests::legs::RoomRequest;
 use crate::rooms::room::{Abort, Link, MAX_LINKS, MAX_MARKS, Mark, Room};
-use crate::rooms::slab::Tomb;
+use crate::rooms::slab::{NOT_KEPT, Tomb};
 use crate::rooms::table::{Config, RoomTable};
 use crate::rooms::threads::SavedThreads;
 use crate::sglang::message::{Backend, Kind, Releases};
@@ -498,7 +498,7 @@ impl RoomTable {
             table.engines.stand(engine);
         }
         for (room, incarnation, closed_at) in closed.into_iter().take(MAX_TOMBS) {
-            table.numbers.bury(room, Tomb { incarnation, closed_at, heard: false, kept: None });
+            table.numbers.bury(room, Tomb { incarnation, closed_at, heard: false, kept: NOT_KEPT });
         }
         table.threads.restore(threads, |tgid| survivors.alive.contains(&tgid));
         let names = table.restore_names(endpoints, &sessions, pairs, survivors);

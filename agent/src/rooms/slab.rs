@@ -144,9 +144,12 @@ pub(crate) struct Tomb {
     pub(crate) closed_at: Mono,
     /// Decode on this host had heard Success of every rank that owed it.
     pub(crate) heard: bool,
-    /// Under which number its details are kept, for [`Closed::get_mut`].
-    pub(crate) kept: Option<u64>,
+    /// Its number among the closed rooms that are kept ([`Closed::get`]), or [`NOT_KEPT`].
+    pub(crate) kept: u64,
 }
+
+/// Nothing more is known of a closed room.
+pub(crate) const NOT_KEPT: u64 = u64::MAX;
 
 /// The last closed rooms with all that is known of them.
 #[derive(Debug)]
@@ -183,7 +186,17 @@ impl Closed {
         (number, Some(std::mem::replace(oldest, room)))
     }
 
+    /// What [`Self::keep`] will give the next one as its number.
+    pub(crate) const fn next_number(&self) -> u64 {
+        self.kept
+    }
+
     /// The room that was the `number`th to be kept, if it still is.
+    pub(crate) fn get(&self, number: u64) -> Option<&Room> {
+        self.ring.get(self.place(number)?).map(|room| &**room)
+    }
+
+    /// The same, to be changed.
     pub(crate) fn get_mut(&mut self, number: u64) -> Option<&mut Room> {
         let place = self.place(number)?;
         self.ring.get_mut(place).map(|room| &mut **room)
@@ -195,11 +208,6 @@ impl Closed {
             return None;
         }
         usize::try_from(number.checked_rem(self.max as u64)?).ok()
-    }
-
-    /// See [`Self::get_mut`].
-    pub(crate) fn get(&self, number: u64) -> Option<&Room> {
-        self.ring.get(self.place(number)?).map(|room| &**room)
     }
 
     /// Oldest first.
@@ -258,13 +266,6 @@ impl Numbers {
         tombs
     }
 
-    /// The room that closed last under this number is kept as the `kept`th.
-    pub(crate) fn kept_as(&mut self, room: u64, kept: u64) {
-        if let Some(tomb) = self.newer.get_mut(&room) {
-            tomb.kept = Some(kept);
-        }
-    }
-
     /// Remembers a number whose room has closed elsewhere.
     pub(crate) fn bury(&mut self, room: u64, tomb: Tomb) {
         if self.newer.len() < self.max_half {
@@ -276,13 +277,13 @@ impl Numbers {
         self.open.insert(room, Slot { slot, incarnation });
     }
 
-    pub(crate) fn end(&mut self, room: u64, closed_at: Mono, heard: bool) {
+    pub(crate) fn end(&mut self, room: u64, closed_at: Mono, heard: bool, kept: u64) {
         let Some(Slot { incarnation, .. }) = self.open.remove(&room) else { return };
         if self.newer.len() >= self.max_half {
             std::mem::swap(&mut self.newer, &mut self.older);
             self.newer.clear();
         }
-        self.newer.insert(room, Tomb { incarnation, closed_at, heard, kept: None });
+        self.newer.insert(room, Tomb { incarnation, closed_at, heard, kept });
     }
 }
 
@@ -297,7 +298,7 @@ mod tests {
         for room in 0..100 {
             numbers.begin(room, 7, 3);
             assert_eq!((numbers.open(room), numbers.tomb(room).is_none()), (Some(7), true));
-            numbers.end(room, Mono(room), false);
+            numbers.end(room, Mono(room), false, room);
             assert_eq!((numbers.open(room), numbers.tomb(room).unwrap().incarnation), (None, 3));
             let kept = (0..=room).filter(|r| numbers.tomb(*r).is_some()).count();
             assert!(kept <= 20 && kept >= 10.min(usize::try_from(room).unwrap()), "{kept} after {room}");
@@ -309,7 +310,7 @@ mod tests {
         // A life more, while the last one is still remembered.
         numbers.begin(99, 1, 4);
         assert!(numbers.tomb(99).is_none());
-        numbers.end(99, Mono(1000), false);
+        numbers.end(99, Mono(1000), false, NOT_KEPT);
         assert_eq!(numbers.tomb(99).unwrap().incarnation, 4);
     }
 
@@ -320,10 +321,12 @@ mod tests {
             closed.keep(Box::new(Room::new(number, 0, Mono(number), (NONE, NONE))));
             let kept: Vec<u64> = closed.iter().map(|r| r.room).collect();
             assert_eq!(kept, (number.saturating_sub(2)..=number).collect::<Vec<_>>());
+            let found: Vec<u64> = (0..10).filter_map(|n| Some(closed.get(n)?.room)).collect();
+            assert_eq!(found, kept, "by their numbers");
         }
         assert_eq!(closed.len(), 3);
         let mut none = Closed::new(0);
         none.keep(Box::new(Room::new(1, 0, Mono(1), (NONE, NONE))));
-        assert_eq!(none.len(), 0);
+        assert_eq!((none.len(), none.get(0).is_none(), closed.get(NOT_KEPT).is_none()), (0, true, true));
     }
 }

@@ -66,7 +66,7 @@ impl RoomTable {
         if let Some(room) = self.numbers.open(number).and_then(|slot| self.rooms.get_mut(slot)) {
             return lived_with(room, &request).then(|| note(room, request).0);
         }
-        let kept = self.numbers.tomb(number)?.kept?;
+        let kept = self.numbers.tomb(number)?.kept;
         let room = self.closed.get_mut(kept).filter(|r| r.room == number && lived_with(r, &request))?;
         let (new, tell) = note(room, request);
         if tell {
@@ -82,7 +82,9 @@ impl RoomTable {
     /// A room has closed: what schedulers said while it was open is told once more of it may come.
     pub(crate) fn spans_of_closed(&mut self, at: Mono, kept: u64) {
         let scheduled = self.closed.get_mut(kept).and_then(|r| r.scheduled.as_mut());
-        if scheduled.is_some_and(|s| !std::mem::replace(&mut s.told, true)) && self.spans.untold.len() < MAX_UNTOLD {
+        if scheduled.is_some_and(|s| !std::mem::replace(&mut s.told, true))
+            && self.spans.untold.len() < MAX_UNTOLD
+        {
             self.spans.untold.push_back((at.plus(SETTLED), kept));
         }
     }

@@ -21,8 +21,8 @@ use crate::rooms::peers::{EndpointId, Peers};
 use crate::rooms::rates::Rates;
 use crate::rooms::requests::Http;
 use crate::rooms::room::{Progress, Room};
-use crate::rooms::spans::Spans;
 use crate::rooms::slab::{Closed, Numbers, Slab, Tomb};
+use crate::rooms::spans::Spans;
 use crate::rooms::tcp::Unread;
 use crate::rooms::threads::Threads;
 use crate::rooms::wheel::Wheel;
@@ -486,18 +486,21 @@ impl RoomTable {
                 self.tally.close(role, view.terminal.unwrap_or(outcome));
             }
         }
-        self.numbers.end(room.room, at, room.all_heard());
+        self.numbers.end(room.room, at, room.all_heard(), self.closed.next_number());
         out.push(Event::Closed(Arc::new(self.snapshot_with(&room, views, at))));
         let requests =
             room.request.as_deref().map(super::requests::legs::RoomRequest::open_keys).unwrap_or_default();
-        let number_of = room.room;
         let (number, memory) = self.closed.keep(room);
         self.follow_closed(&requests, number);
-        self.numbers.kept_as(number_of, number);
         self.spans_of_closed(at, number);
         if let Some(memory) = memory {
             self.rooms.reuse(memory);
         }
+    }
+
+    /// The last room of this number, if it has closed and is still kept.
+    pub(crate) fn last_closed(&self, number: u64) -> Option<&Room> {
+        self.closed.get(self.numbers.tomb(number)?.kept).filter(|r| r.room == number)
     }
 
     /// Whether a message for this number, which no open room has, is one of its last room.

@@ -12,11 +12,12 @@ use smallvec::SmallVec;
 
 use crate::event::{Mono, SECOND, TaskChange, TaskEvent};
 use crate::rooms::findings::cause;
+use crate::rooms::messages::Seen;
 use crate::rooms::model::{Event, Role};
-use crate::rooms::peers::{DeadReader, Death, EndpointId, Exit, NONE, PairId};
+use crate::rooms::peers::{DeadReader, Death, EndpointId, Exit, ForeignMark, NONE, PairId};
 use crate::rooms::room::{Link, Room};
 use crate::rooms::table::RoomTable;
-use crate::sglang::message::Backend;
+use crate::sglang::message::{Backend, Release, Releases};
 use crate::verdict::actions::of_finding;
 use crate::verdict::explain_threads::{foreign_words, named_thread, reading};
 use crate::verdict::facts::{ForeignFact, StallFact, ThreadFact, Was};
@@ -155,6 +156,22 @@ impl RoomTable {
         for death in deaths {
             self.suspect_reader(id, death);
         }
+    }
+
+    /// An ABORT came to a prefill rank: NIXL 0.5.13–0.5.15 takes it for a message without its guard, and the assertion ends
+    /// its receive loop (M4, `nixl/conn.py`, sglang#30352).
+    pub(crate) fn abort_read(&mut self, seen: &Seen<'_>) {
+        let (backend, releases) = self.learn_backend(seen, NONE);
+        let dies =
+            |r: Releases| r.min <= Release::new(0, 5, 15, u16::MAX) && r.max >= Release::new(0, 5, 13, 0);
+        if seen.role != Role::Prefill || backend != Some(Backend::Nixl) || !releases.is_some_and(dies) {
+            return;
+        }
+        let peer = seen.connection.addresses.peer;
+        let Some(e) = self.peers.get_mut(seen.target) else { return };
+        let first_len = 5; // "ABORT"
+        e.last_foreign = Some(ForeignMark { at: seen.at, peer, frames: 4, first_len, abort: true });
+        self.foreign_read(seen.target);
     }
 
     /// Ties an end to what was foreign just before it at a rank of the same process.

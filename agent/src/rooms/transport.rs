@@ -195,7 +195,7 @@ impl RoomTable {
         let Some(target) = self.listening(c, direction) else { return };
         let peer = if direction == Direction::Received { c.addresses.peer } else { c.addresses.local };
         let (frames, first_len) = what;
-        let mark = ForeignMark { at, peer, frames, first_len };
+        let mark = ForeignMark { at, peer, frames, first_len, abort: false };
         let read = direction == Direction::Received && self.peers.address(target) == Some(c.addresses.local);
         if read && self.peers.get(target).is_some_and(|e| e.task.is_none()) {
             self.peers.owned(target, c.task);

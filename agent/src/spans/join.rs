@@ -157,8 +157,9 @@ impl Trace {
 
     fn node(&mut self, span: &SchedulerSpan, stage: Option<Stage>) -> bool {
         if let Some(new) = &stage {
-            let same =
-                |n: &&mut Node| n.parent == span.parent && n.stage.as_ref().is_some_and(|s| s.name == new.name);
+            let same = |n: &&mut Node| {
+                n.parent == span.parent && n.stage.as_ref().is_some_and(|s| s.name == new.name)
+            };
             if let Some(Node { last, stage: Some(known), .. }) = self.nodes.iter_mut().find(same) {
                 *last = span.id;
                 known.merge(new);
@@ -290,7 +291,9 @@ impl Joiner {
                 self.counters.left_out += 1;
             }
             self.size += trace.size() - before;
-            if let (What::Request { .. }, None) = (&span.what, trace.requests.last().and_then(|r| trace.room_of(r))) {
+            if let (What::Request { .. }, None) =
+                (&span.what, trace.requests.last().and_then(|r| trace.room_of(r)))
+            {
                 self.counters.without_room += 1;
             }
             if changed.last() != Some(&span.trace) {

@@ -95,7 +95,7 @@ pub(crate) fn of_finding(class: Class, engine: &Party) -> Vec<Action> {
         Class::ThreadDied | Class::EngineStalled => vec![look_at_threads(engine), restarts],
         Class::EnginePaused => vec![Action {
             command: post(engine, "continue_generation", "{}"),
-            effect: format!("lets {} go on; its rooms move again", named(engine)),
+            effect: format!("lets {} go on; its rooms move again{KEY}", named(engine)),
             blast_radius: "whoever paused it may not be done (weights half updated): ask first".to_owned(),
             clears: true,
         }],
@@ -176,9 +176,11 @@ fn ends_request(f: &Facts, j: &Judgement) -> Vec<Action> {
             let mut only = prefill();
             only.effect
                 .push_str("; every later room of that rank hangs the same way until it is started again");
-            vec![only]
+            vec![only, decode()]
         }
-        _ => vec![prefill()],
+        // Decode has given it up itself.
+        Class::AbortBeforeEntry | Class::AbortIgnored => vec![prefill()],
+        _ => vec![prefill(), decode()],
     }
 }
 
@@ -200,31 +202,51 @@ fn host(party: &Party) -> String {
     )
 }
 
+fn http(party: &Party) -> String {
+    party.http.map_or_else(|| format!("{}:HTTP_PORT", host(party)), |at| at.to_string())
+}
+
 fn post(party: &Party, path: &str, body: &str) -> String {
-    let at = party.http.map_or_else(|| format!("{}:HTTP_PORT", host(party)), |at| at.to_string());
+    let at = http(party);
     format!("curl -sS -X POST http://{at}/{path} -H 'Content-Type: application/json' -d '{body}'")
 }
 
+/// What `/abort_request` does (`abort_request` of `managers/tokenizer_manager.py`, `http_server.py` and
+/// `managers/scheduler.py`, 0.5.23).
 fn abort(party: &Party) -> Action {
+    // Prefill fails its own room and says nothing of it (M11); decode says it with ABORT, from 0.5.13 on.
+    let peer = match party.role {
+        Some(Role::Prefill) => {
+            "; decode is not told, and waits until its own timeout or until its request is ended as well"
+        }
+        Some(Role::Decode) => "; from 0.5.13 on it tells prefill so (ABORT)",
+        None => "",
+    };
     Action {
         command: post(party, "abort_request", &format!(r#"{{"rid":"{RID}"}}"#)),
         effect: format!(
             "ends the request at {}, at that engine's own port and not at the router's; it answers 200 and \
-             does nothing once the HTTP side has forgotten the rid",
+             does nothing once the HTTP side has forgotten the rid, or has tried to end it before{peer}{KEY}",
             named(party)
         ),
-        blast_radius: "this request only, if the rid is given in full: it matches by prefix".to_owned(),
+        blast_radius: "this request only, if the rid is given in full: the scheduler matches by prefix, so also one whose rid \
+                       begins with it"
+            .to_owned(),
         clears: true,
     }
 }
+
+/// An engine that was started with `--api-key` or `--admin-api-key` answers 401 without it.
+const KEY: &str = " (an engine with an API key wants -H 'Authorization: Bearer KEY')";
 
 /// `rooms`: those of the rank that are unanswered, as far as is known; some may have ended unseen.
 fn abort_all(party: &Party, rooms: u32, phase: Phase) -> Action {
     let rooms = if rooms == 0 { String::new() } else { format!(" (up to {rooms} of this rank unanswered)") };
     Action {
         command: post(party, "abort_request", r#"{"abort_all":true}"#),
-        effect: "ends every request of that engine, also those whose rid the HTTP side has forgotten"
-            .to_owned(),
+        effect: format!(
+            "ends every request of that engine, also those whose rid the HTTP side has forgotten{KEY}"
+        ),
         blast_radius: format!("every running and queued request at {}{rooms}", named(party)),
         clears: !matches!(phase, Phase::Conclude),
     }
@@ -244,14 +266,24 @@ fn pid(party: &Party) -> Option<u32> {
     party.task.filter(|_| party.local == Some(true)).map(|t| t.tgid)
 }
 
+/// SIGTERM ends a rank at once, and its server with it within seconds; a server waits after it until every request is over,
+/// a pinned one too, and SIGQUIT ends the engine at once (`sigterm_watchdog`, `running_phase_sigquit_handler`,
+/// `managers/tokenizer_manager.py` of 0.5.23).
 fn restart(party: &Party) -> Action {
+    let whole = party.endpoint.is_none();
     let command = match pid(party) {
+        Some(pid) if whole => format!("kill -QUIT {pid}"),
         Some(pid) => format!("kill -TERM {pid}"),
         None => format!("kill -TERM PID_OF_RANK   # at {}", host(party)),
     };
+    let waits = if whole && pid(party).is_some() {
+        "; SIGTERM would wait for its pinned requests, for ever"
+    } else {
+        ""
+    };
     Action {
         command,
-        effect: format!("ends {}; its supervisor starts the engine again", named(party)),
+        effect: format!("ends {}{waits}; its supervisor starts the engine again", named(party)),
         blast_radius:
             "every request of that engine, and its service until the weights are loaded again; its peers \
                        notice by heartbeat, after about 20 s"
@@ -282,7 +314,7 @@ fn look_at_threads(party: &Party) -> Action {
 
 fn look_at_loads(party: &Party) -> Action {
     look(
-        format!("curl -sS http://{}:HTTP_PORT/v1/loads", host(party)),
+        format!("curl -sS http://{}/v1/loads", http(party)),
         "shows the engine's own queue counts and whether its progress counters still move",
     )
 }
@@ -362,6 +394,23 @@ mod tests {
         assert_eq!(restart(&party(true)).command, "kill -TERM 4711");
         assert_eq!(restart(&party(false)).command, "kill -TERM PID_OF_RANK   # at 10.0.0.1");
         assert!(look_at_threads(&party(false)).command.contains("PID_OF_RANK"));
+    }
+
+    #[test]
+    fn a_server_is_not_asked_to_wait_for_what_is_pinned() {
+        // A whole engine is known by the process that serves its HTTP.
+        let engine = Party { endpoint: None, ..party(true) };
+        let action = restart(&engine);
+        assert_eq!(action.command, "kill -QUIT 4711");
+        assert!(action.effect.contains("SIGTERM would wait"), "{}", action.effect);
+    }
+
+    #[test]
+    fn ending_a_request_says_what_the_other_engine_hears_of_it() {
+        let of = |role| abort(&Party { role: Some(role), ..party(true) }).effect;
+        assert!(of(Role::Prefill).contains("decode is not told"));
+        assert!(of(Role::Decode).contains("tells prefill"));
+        assert!(of(Role::Decode).contains("has tried to end it before"));
     }
 
     fn named_by(rid: &str) -> Vec<String> {

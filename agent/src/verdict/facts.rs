@@ -86,11 +86,13 @@ pub(crate) struct ForeignFact {
     pub(crate) frames: u16,
     /// Bytes of its first frame.
     pub(crate) first_len: u32,
+    /// It is an ABORT, which the rank's release does not bear (M4).
+    pub(crate) abort: bool,
 }
 
 impl ForeignFact {
     pub(crate) const fn of(m: &ForeignMark) -> Self {
-        Self { at: m.at, peer: m.peer, frames: m.frames, first_len: m.first_len }
+        Self { at: m.at, peer: m.peer, frames: m.frames, first_len: m.first_len, abort: m.abort }
     }
 }
 

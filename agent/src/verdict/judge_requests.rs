@@ -207,9 +207,7 @@ pub(super) fn weigh(f: &Facts, mut j: Judgement) -> Judgement {
             let asked = f.metadata_at.is_some() || f.completeness != Completeness::Full;
             f.request.is_open(Role::Prefill) && (!asked || neither_queued_nor_computing(f))
         }
-        Class::AbortIgnored => {
-            f.request.is_open(Role::Prefill) && (passed(f) || f.engine_idle == Some(true))
-        }
+        Class::AbortIgnored => f.request.is_open(Role::Prefill) && (passed(f) || f.engine_idle == Some(true)),
         // A prompt that computes, or that priorities keep waiting, is overtaken as well, and its request is open as well:
         // only the engine's own numbers exclude both.
         Class::TransferNotConcluded | Class::TransferWorkerSilent | Class::ReceiverSilent => {

@@ -15,7 +15,11 @@ pub(super) fn computed(f: &Facts) -> bool {
 /// Sentences of evidence.
 pub(super) fn evidence(f: &Facts, lines: &mut Vec<String>) {
     let Some(at) = f.spans.forward_ended else { return };
-    let when = if at >= f.opened_at { format!("at {}", f.moment(at)) } else { "before its first message".to_owned() };
+    let when = if at >= f.opened_at {
+        format!("at {}", f.moment(at))
+    } else {
+        "before its first message".to_owned()
+    };
     lines.push(match f.spans.transferred {
         None => format!(
             "prefill's scheduler says that it had computed the room {when} (span prefill_forward), and no transfer span has come since"

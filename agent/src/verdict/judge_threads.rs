@@ -7,8 +7,8 @@ use crate::rooms::model::{Phase, Role};
 use crate::sglang::message::{Backend, Kind, Release};
 use crate::verdict::facts::{AgainFact, Facts, LostFact, Sent, ThreadFact, UnreadFact, Was};
 use crate::verdict::judge::{
-    Draft, Judgement, SILENT_RANK, SILENT_SESSION, Who, bootstrap_applies, bootstrap_timer,
-    queued, separate, waiting_timer,
+    Draft, Judgement, SILENT_RANK, SILENT_SESSION, Who, bootstrap_applies, bootstrap_timer, queued, separate,
+    waiting_timer,
 };
 use crate::verdict::model::{Class, Confidence};
 

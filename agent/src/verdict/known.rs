@@ -10,6 +10,9 @@ use serde::Deserialize;
 use crate::sglang::message::{Backend, Release, Releases};
 use crate::verdict::model::{Class, KnownIssue};
 
+/// Back ends of which there are reports.
+const ALL: [Backend; 3] = [Backend::Mooncake, Backend::Nixl, Backend::Mori];
+
 const DATA: &str = include_str!("known_issues.json");
 
 /// One report as the data file has it.
@@ -47,9 +50,12 @@ pub(crate) fn parse(text: &str) -> Option<Release> {
 
 /// Whether a report applies to an engine whose messages fit `releases`.
 fn applies(report: &Report, backend: Option<Backend>, releases: Option<Releases>) -> &'static str {
-    let Some(backend) = backend.filter(|b| *b != Backend::Shared) else { return "unknown" };
-    if !report.backends.iter().any(|b| b == backend.label()) {
-        return "no";
+    // Where it is in all of them the back end need not be known.
+    let all = ALL.iter().all(|b| report.backends.iter().any(|r| r == b.label()));
+    match backend.filter(|b| *b != Backend::Shared) {
+        None if !all => return "unknown",
+        Some(b) if !report.backends.iter().any(|r| r == b.label()) => return "no",
+        _ => {}
     }
     let Some(releases) = releases else { return "unknown" };
     let from = report.from.as_deref().and_then(parse).unwrap_or(Release::new(0, 0, 0, 0));
@@ -143,6 +149,9 @@ mod tests {
         assert_eq!(of((5, 17), (5, 20)), ["yes", "no"]);
         assert_eq!(of((5, 15), (5, 21)), ["unknown", "unknown"]);
         assert_eq!(of((5, 21), (5, 23)), ["no", "no"]);
+        // One of all back ends needs none to be known.
+        let all = known_issues(Class::LocalGhost, None, releases((5, 20), (5, 20)));
+        assert_eq!(all.iter().map(|i| i.applies).collect::<Vec<_>>(), ["yes", "no"]);
         // The incident this project began with.
         let incident = known_issues(Class::AbortBeforeEntry, Some(Backend::Nixl), releases((5, 17), (5, 21)));
         assert!(incident.iter().any(|i| i.applies == "yes" && i.fixed_in.as_deref() == Some("0.5.22")));

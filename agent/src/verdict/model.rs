@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::event::{Mono, Task};
 use crate::rooms::model::{Place, Role};
-use crate::sglang::message::Kind;
+use crate::sglang::message::{Backend, Kind, Releases};
 
 /// Class of a verdict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -199,6 +199,10 @@ pub struct Party {
     pub place: Option<Arc<Place>>,
     /// Ranks that the title of its process names ("DP1 TP3").
     pub rank_names: Option<Arc<str>>,
+    /// Its transfer back end, where a finding is about it and its messages have shown it.
+    pub backend: Option<Backend>,
+    /// Its release, the same way: as it says itself, else what its messages leave.
+    pub releases: Option<Releases>,
 }
 
 /// Another reading of the same evidence.

@@ -111,9 +111,10 @@ fn an_abort_long_after_every_status_tells_of_a_dead_status_thread() {
     w.to(300_000);
     w.abort(ROOM, &decode(0), &prefill(0), Some(1));
     let found = w.table.findings();
+    // Its request was not seen: somebody may have hung up while decode stood still.
     assert_eq!(
         (found.len(), found[0].class, found[0].confidence),
-        (1, Class::ConcludedButHeld, Confidence::Certain)
+        (1, Class::ConcludedButHeld, Confidence::Likely)
     );
     assert_eq!(
         (found[0].engine.endpoint, found[0].rooms.as_slice()),

@@ -38,7 +38,7 @@ fn a_thread_that_ends_while_one_session_falls_silent_was_its_worker() {
 }
 
 #[test]
-fn one_room_of_a_session_may_only_be_long_until_three_have_overtaken_it() {
+fn one_room_of_a_session_may_only_be_long_whoever_overtakes_it() {
     let mut w = worker(Sees::Prefill, 1, 1);
     let v = w.pinned_in_time(ROOM, 1.0, 10.0);
     assert_eq!((v.class, v.confidence), (Class::TransferWorkerSilent, Confidence::Likely));
@@ -46,7 +46,33 @@ fn one_room_of_a_session_may_only_be_long_until_three_have_overtaken_it() {
         w.healthy(n, &decode(1), &prefill(0), 20);
     }
     w.wait(1500);
+    assert_eq!(w.verdict(ROOM).confidence, Confidence::Likely);
+    // A second one of the session shows that it is the session.
+    w.metadata(ROOM + 1, &decode(0), &prefill(0));
+    for n in 103..106 {
+        w.healthy(n, &decode(1), &prefill(0), 20);
+    }
+    w.wait(1500);
     assert_eq!(w.verdict(ROOM).confidence, Confidence::Certain);
+}
+
+#[test]
+fn a_long_prompt_that_short_ones_overtake_after_some_thread_has_ended_is_not_paged() {
+    let mut w = world(Sees::Prefill);
+    w.register(&decode(1), &prefill(0));
+    w.healthy(1, &decode(0), &prefill(0), 20);
+    w.healthy(2, &decode(1), &prefill(0), 20);
+    w.ask(ROOM, &decode(0), &prefill(0), |m| m.pages = 4000);
+    thread(&mut w, &prefill(0), 24_000);
+    for n in 10..60 {
+        w.healthy(n, &decode(1), &prefill(0), 1000);
+    }
+    w.never_paged(ROOM);
+    // Two long ones of the session: likely, for short ones pass both.
+    w.ask(ROOM + 1, &decode(0), &prefill(0), |m| m.pages = 4000);
+    w.healthy(60, &decode(1), &prefill(0), 20);
+    w.wait(12_000);
+    assert_eq!(w.verdict(ROOM).confidence, Confidence::Likely);
 }
 
 #[test]

@@ -21,7 +21,7 @@ pub(super) const ABOUT_COUNT: &str = "inflight_count";
 pub(super) const ABOUT_ROOMS: &str = "rooms_not_counted";
 
 /// An inflight count must not have fallen for so long: `/metrics` can be 30 s old.
-const STEADY: u64 = 45 * SECOND;
+pub(super) const STEADY: u64 = 45 * SECOND;
 
 /// Progress counters must have stood still for so long at least, between two answers.
 const STILL: u64 = 10 * SECOND;
@@ -54,6 +54,23 @@ pub(crate) struct Counts {
 }
 
 impl Counts {
+    /// Role as the engine says it.
+    pub(super) fn role(&self) -> Option<Role> {
+        self.last.as_ref().and_then(|(_, g)| g.role)
+    }
+
+    /// Release as the engine says it.
+    pub(super) fn release(&self) -> Option<Release> {
+        self.last.as_ref().and_then(|(_, g)| parse(g.version.as_deref()?))
+    }
+
+    /// The last answer, and since when its count has not fallen, at least so much of it unexplained that was not there from
+    /// the first answer on.
+    pub(super) fn grown(&self) -> Option<(&EngineGauges, Mono, u64)> {
+        let (_, gauges) = self.last.as_ref().filter(|_| self.from_start == Some(false))?;
+        Some((gauges, self.steady?, self.least))
+    }
+
     /// Whether it had work when it was last asked.
     pub(super) fn works(&self) -> bool {
         self.last
@@ -109,9 +126,16 @@ impl RoomTable {
         let role = gauges.role.or_else(|| self.role_of_process(gauges.server));
         let paused = gauges.paused.is_some_and(|n| n > 0);
         let watched = role == Some(Role::Prefill) && gauges.inflight.is_some() && !paused;
-        let unexplained = if watched { self.unexplained(gauges) } else { 0 };
+        let unexplained = match role {
+            Some(Role::Prefill) if watched => self.unexplained(gauges),
+            Some(Role::Decode) if !paused => self.held_at_decode(gauges),
+            _ => 0,
+        };
         if let Some(engine) = self.engines.server_mut(gauges.server) {
             engine.counts.take(at, gauges, unexplained);
+        }
+        if role == Some(Role::Decode) {
+            return self.judge_held(at, gauges.server);
         }
         self.judge_count(at, gauges.server, unexplained);
         self.judge_rooms(at, gauges.server, watched);
@@ -345,11 +369,11 @@ fn list(names: &[String]) -> String {
     format!("{}{more}", named.join(", "))
 }
 
-fn url(gauges: &EngineGauges) -> String {
+pub(super) fn url(gauges: &EngineGauges) -> String {
     gauges.address.map_or_else(|| "http://HOST:HTTP_PORT".to_owned(), |a| format!("http://{a}"))
 }
 
-fn look_again(gauges: &EngineGauges) -> Action {
+pub(super) fn look_again(gauges: &EngineGauges) -> Action {
     Action {
         command: format!("curl -sS '{}/v1/loads?include=core,disagg'", url(gauges)),
         effect: "shows the engine's queues as they are now".to_owned(),
@@ -387,8 +411,11 @@ fn actions(server: u32, gauges: &EngineGauges, ranks: &[SocketAddr], ghost: bool
         });
     }
     actions.push(Action {
-        command: format!("kill -TERM {server}"),
-        effect: "ends the engine; its supervisor starts it again with empty queues".to_owned(),
+        // What its server's SIGTERM does: `verdict::actions`.
+        command: format!("kill -QUIT {server}"),
+        effect: "ends the engine at once (SIGTERM would wait for the request, for ever); its supervisor starts it again with \
+                 empty queues"
+            .to_owned(),
         blast_radius: "every request of that engine; its peers notice by heartbeat".to_owned(),
         clears: true,
     });
