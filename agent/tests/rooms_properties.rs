@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use proptest::prelude::*;
 use rooms_support::*;
 use roomtrace::event::{Direction, TcpState};
-use roomtrace::rooms::model::{Away, Event, FindingEvent, Role, RoomSnapshot};
+use roomtrace::rooms::model::{Away, Event, FindingEvent, Phase, Role, RoomSnapshot};
 use roomtrace::rooms::{Config, RoomTable, SavedRooms, Survivors};
 use roomtrace::sglang::message::KvPoll;
 use roomtrace::verdict::model::{Class, Confidence};
@@ -134,7 +134,7 @@ fn table_is_sane(w: &World, max_rooms: usize) {
         let n = open
             .iter()
             .filter_map(|s| if g.role == Role::Prefill { s.prefill.as_ref() } else { s.decode.as_ref() })
-            .filter(|v| v.state == g.state)
+            .filter(|v| v.state == g.state && v.phase != Phase::Done)
             .count();
         assert_eq!(g.rooms, n as u64, "{:?} {:?}", g.role, g.state);
     }

@@ -161,6 +161,8 @@ pub struct RoomTable {
     pub(crate) http: Http,
     /// When nobody looked, where this table goes on where another left off.
     pub(crate) away: Option<Away>,
+    /// What was taken over is not confirmed yet: nothing is judged.
+    pub(crate) returning: bool,
 }
 
 impl RoomTable {
@@ -189,6 +191,7 @@ impl RoomTable {
             unread: Unread::default(),
             http: Http::default(),
             away: None,
+            returning: false,
         }
     }
 
@@ -263,6 +266,10 @@ impl RoomTable {
     fn advance(&mut self, now: Mono, out: &mut Vec<Event>) {
         self.started.get_or_insert(now);
         if now <= self.now {
+            return;
+        }
+        if self.returning {
+            self.now = now;
             return;
         }
         for _ in 0..MAX_DUE {

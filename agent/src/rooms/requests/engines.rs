@@ -2,6 +2,8 @@
 //!
 //! Pure: no I/O, no clock (time is an argument). Bounded: [`MAX_ENGINES`] engines, [`MAX_PROCESSES`] processes.
 
+mod saved;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 
@@ -12,6 +14,8 @@ use crate::event::{Mono, SECOND, Task};
 use crate::rooms::model::{EngineGauges, EngineProcess, Role};
 use crate::rooms::peers::NONE;
 use crate::rooms::requests::legs::RequestKey;
+
+pub(crate) use saved::{SavedEngine, SavedProcess};
 
 /// Index of an engine.
 pub(crate) type EngineId = u32;
@@ -61,8 +65,8 @@ impl Stop {
     }
 }
 
-/// The engine's own numbers over time.
-#[derive(Clone, Copy, Debug)]
+/// The engine's own numbers over time. Part of the state file's format.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Numbers {
     at: Mono,
     progress: Option<u64>,
@@ -230,16 +234,6 @@ pub(crate) fn stood(engines: [Option<&Engine>; 2], since: Mono, now: Mono) -> u6
     total
 }
 
-/// An engine that stands still, as it goes into the state file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Standing {
-    address: SocketAddr,
-    netns: u32,
-    role: Option<Role>,
-    stops: u8,
-    since: Mono,
-}
-
 #[derive(Clone, Copy, Debug)]
 struct Process {
     server: u32,
@@ -352,29 +346,6 @@ impl Engines {
         e.blind = e.blind.max(old.blind);
         if let Some(e) = self.get_mut(by_address) {
             e.moved = Some(own);
-        }
-    }
-
-    /// Engines that stand still, for the state file.
-    pub(crate) fn standing(&self) -> impl Iterator<Item = Standing> + '_ {
-        self.by_address.iter().filter_map(|((address, netns), id)| {
-            let e = self.get(*id)?;
-            Some(Standing {
-                address: *address,
-                netns: *netns,
-                role: e.role,
-                stops: e.stops,
-                since: e.stopped?,
-            })
-        })
-    }
-
-    /// Takes one back.
-    pub(crate) fn stand(&mut self, s: &Standing) {
-        let id = self.at(s.address, s.netns, None);
-        if let Some(e) = self.get_mut(id) {
-            (e.stops, e.stopped) = (s.stops, Some(s.since));
-            e.role = e.role.or(s.role);
         }
     }
 
