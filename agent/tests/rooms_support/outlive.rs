@@ -87,7 +87,12 @@ pub(super) fn check(w: &mut World) {
             );
         }
         let labels = |t: &RoomTable| t.gauges().pinned;
-        assert!(!all_same || labels(&w.table) == labels(&other), "{:#?} {:#?}", labels(&w.table), labels(&other));
+        assert!(
+            !all_same || labels(&w.table) == labels(&other),
+            "{:#?} {:#?}",
+            labels(&w.table),
+            labels(&other)
+        );
     }
 }
 
