@@ -2,7 +2,8 @@
 //! the same series, and what ended meanwhile does not.
 //!
 //! The engine is this test program started once more: prefill and decode rank in one process that speak ZMTP to each
-//! other over TCP. Needs root and BPF.
+//! other over TCP, and above it, where requests matter, a server that is an engine's by its arguments and not by its name.
+//! Needs root and BPF.
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,
@@ -15,8 +16,10 @@
 #[path = "support/wire.rs"]
 mod wire;
 
+use std::ffi::OsStr;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -26,6 +29,8 @@ use wire::message;
 
 /// Names the process that is to be the engine.
 const ENGINE: &str = "ROOMTRACE_TEST_ENGINE";
+/// The same, for the server above it.
+const SERVER: &str = "ROOMTRACE_TEST_SERVER";
 
 /// Opens a connection to `rank` as libzmq does, with the greetings of both sides.
 fn connect(rank: &TcpListener) -> (TcpStream, TcpStream) {
@@ -84,9 +89,43 @@ fn engine() {
                 pass(to_prefill.as_mut().unwrap(), &m);
             }
             "status" => pass(to_decode.as_mut().unwrap(), &message(&[room.as_bytes(), b"4", b"0"])),
+            "abort" => {
+                let m = message(&[b"ABORT", room.as_bytes(), b"127.0.0.1", port.as_bytes()]);
+                pass(to_prefill.as_mut().unwrap(), &m);
+            }
             _ => panic!("{line}"),
         }
         // Standard output proper: the test harness keeps what is printed.
+        std::io::stdout().write_all(b"done\n").unwrap();
+    }
+}
+
+/// The engine's HTTP server: accepts, reads and answers when it is told to, and hands everything else on to its ranks.
+#[test]
+fn server() {
+    let Some(name) = std::env::var_os(SERVER) else { return };
+    let mut ranks =
+        Engine::of(Command::new(std::env::current_exe().unwrap()).args(["--exact", "engine"]), &name);
+    let web = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut held = Vec::new();
+    for line in std::io::stdin().lines().map_while(Result::ok) {
+        match line.split_once(' ').unwrap_or((&line, "")) {
+            ("port", _) => {
+                let port = web.local_addr().unwrap().port();
+                std::io::stdout().write_all(format!("port {port}\n").as_bytes()).unwrap();
+            }
+            ("accept", len) => {
+                let mut stream = web.accept().unwrap().0;
+                stream.read_exact(&mut vec![0; len.parse().unwrap()]).unwrap();
+                held.push(stream);
+            }
+            ("answer", _) => {
+                let body = r#"{"text":"","meta_info":{"finish_reason":{"type":"abort"}}}"#;
+                let answer = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len());
+                held.pop().unwrap().write_all(answer.as_bytes()).unwrap();
+            }
+            _ => drop(ranks.tell(&line)),
+        }
         std::io::stdout().write_all(b"done\n").unwrap();
     }
 }
@@ -99,8 +138,24 @@ struct Engine {
 
 impl Engine {
     fn start(name: &str) -> Self {
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "engine", "--nocapture"])
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        Self::of(command.args(["--exact", "engine"]), OsStr::new(name))
+    }
+
+    /// With its HTTP server above it.
+    fn serving(name: &str) -> Self {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        // The arguments of a prefill server, in places where the test program makes nothing of them.
+        let odd = ["--skip", "--disaggregation-mode=prefill", "--skip", "--port=1"];
+        Self::of(
+            command.arg0("sglang").args(["--exact", "server"]).args(odd).env(SERVER, name),
+            OsStr::new(name),
+        )
+    }
+
+    fn of(command: &mut Command, name: &OsStr) -> Self {
+        let mut child = command
+            .arg("--nocapture")
             .env(ENGINE, name)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -110,13 +165,27 @@ impl Engine {
         Self { child, to, from }
     }
 
-    fn tell(&mut self, what: &str) {
+    /// What it says before it has done it.
+    fn tell(&mut self, what: &str) -> String {
         writeln!(self.to, "{what}").unwrap();
-        let mut line = String::new();
-        while !line.ends_with("done\n") {
-            line.clear();
-            assert!(self.from.read_line(&mut line).unwrap() > 0, "the engine has ended");
+        let mut said = String::new();
+        while !said.ends_with("done\n") {
+            assert!(self.from.read_line(&mut said).unwrap() > 0, "the engine has ended");
         }
+        said
+    }
+
+    /// A request for a room, which is not answered.
+    fn ask(&mut self, room: u64) -> TcpStream {
+        let said = self.tell("port");
+        let port = said.lines().find_map(|l| l.rsplit_once("port ")?.1.parse::<u16>().ok()).unwrap();
+        let mut client = TcpStream::connect(("127.0.0.1", port)).unwrap();
+        let body = format!(r#"{{"text":"","rid":"r{room}","bootstrap_room":{room}}}"#);
+        let request =
+            format!("POST /generate HTTP/1.1\r\nHost: h\r\nContent-Length: {}\r\n\r\n{body}", body.len());
+        client.write_all(request.as_bytes()).unwrap();
+        self.tell(&format!("accept {}", request.len()));
+        client
     }
 
     fn metadata(&mut self, room: u64) {
@@ -158,7 +227,10 @@ impl Agent {
     fn start(dir: &Path, engine: &str) -> Option<Self> {
         let listen = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let log = std::fs::File::options().create(true).append(true).open(dir.join("log")).unwrap();
-        let child = Command::new(env!("CARGO_BIN_EXE_roomtrace"))
+        let child = Command::new("sh")
+            // Where core dumps are to be had, none may be forbidden by a limit.
+            .args(["-c", "ulimit -c unlimited; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_roomtrace")])
+            .current_dir(dir)
             .args(["run", "--floor", "1s", "--engine-comm", engine, "--listen", &listen.to_string()])
             .arg("--events")
             .arg(dir.join("events"))
@@ -216,12 +288,19 @@ impl Agent {
     /// Waits until a room is pinned, the metrics say so, and it is written down.
     fn pinned(&mut self, room: u64) -> Value {
         // Decode's view of it is overdue a moment earlier than prefill's.
-        let class = "transfer_not_concluded";
-        self.wait("pinned", |agent| agent.room(room)["verdict"]["class"] == class);
-        self.wait("in the metrics", |agent| has_series(&agent.metrics()));
+        self.pinned_as(room, "transfer_not_concluded", "possible")
+    }
+
+    fn pinned_as(&mut self, room: u64, class: &str, confidence: &str) -> Value {
+        self.wait("pinned", |agent| {
+            let verdict = &agent.room(room)["verdict"];
+            (&verdict["class"], &verdict["confidence"]) == (&class.into(), &confidence.into())
+        });
+        self.wait("in the metrics", |agent| has_series_of(&agent.metrics(), class, confidence));
         self.wait("written down", |agent| {
             let text = std::fs::read_to_string(agent.dir.join("state/file")).unwrap_or_default();
-            text.split("\"room\":").any(|r| r.starts_with(&room.to_string()) && r.contains("\"judgement\""))
+            let judged = format!("\"class\":\"{}\",\"confidence\":\"{}\"", camel(class), camel(confidence));
+            text.split("\"room\":").any(|r| r.starts_with(&room.to_string()) && r.contains(&judged))
         });
         self.room(room)
     }
@@ -253,9 +332,19 @@ impl Drop for Agent {
     }
 }
 
+/// A label as the state file writes it.
+fn camel(label: &str) -> String {
+    let word = |w: &str| w[..1].to_uppercase() + &w[1..];
+    label.split('_').map(word).collect()
+}
+
 /// Whether rooms are pinned as ours is. Others may be on this host.
 fn has_series(metrics: &str) -> bool {
-    let labels = r#"{role="prefill",verdict="transfer_not_concluded",confidence="possible",owed_instance="#;
+    has_series_of(metrics, "transfer_not_concluded", "possible")
+}
+
+fn has_series_of(metrics: &str, class: &str, confidence: &str) -> bool {
+    let labels = format!(r#"{{role="prefill",verdict="{class}",confidence="{confidence}",owed_instance="#);
     metrics.lines().any(|l| l.starts_with(&format!("roomtrace_rooms_pinned{labels}")))
 }
 
@@ -348,4 +437,77 @@ fn pins_outlive_the_agent() {
     assert!(after["closed_at"].is_string() && after["outcome"].is_null(), "{after}");
     assert!(value(&agent.first, "roomtrace_state_dropped_total{reason=\"process\"}") >= 1.0);
     agent.end();
+}
+
+/// A pin that rests on an open request: as long as nothing passes on the request's connection it is as sure after a restart
+/// as before; what passes while nobody looks is not guessed.
+#[test]
+fn a_pin_with_an_open_request_outlives_the_agent() {
+    let dir = tempfile::tempdir().unwrap();
+    let pin = 7_223_456_000_000_000_000 + 1000 * u64::from(std::process::id());
+    let comm = format!("rt-rq-{}", std::process::id() % 100_000);
+    let mut engine = Engine::serving(&comm);
+    let Some(mut agent) = Agent::start(dir.path(), &comm) else { return };
+    let server = engine.child.id();
+    agent.wait("the engine known", |agent| {
+        let status: Value = serde_json::from_str(&get(agent.listen, "/status").unwrap().1).unwrap();
+        let processes = status["engines"]["processes"].as_array().cloned().unwrap_or_default();
+        processes.iter().any(|p| p["pid"] == server && p["role"] == "prefill")
+    });
+    engine.tell("open");
+    engine.metadata(pin - 1);
+    engine.status(pin - 1);
+    let client = engine.ask(pin);
+    engine.tell(&format!("abort {pin}"));
+    let before = agent.pinned_as(pin, "abort_before_entry", "likely");
+    for _ in 0..2 {
+        agent.kill();
+        agent = Agent::start(dir.path(), &comm).unwrap();
+        let after = agent.room(pin);
+        assert!(has_series_of(&agent.first, "abort_before_entry", "likely"), "at the first look: {after}");
+        for key in ["trace_id", "incarnation", "completeness"] {
+            assert_eq!(after[key], before[key], "{key}: {after}");
+        }
+        for key in ["class", "confidence", "group"] {
+            assert_eq!(after["verdict"][key], before["verdict"][key], "{key}: {after}");
+        }
+        for key in ["role", "endpoint"] {
+            assert_eq!(after["verdict"]["owed_by"][key], before["verdict"]["owed_by"][key], "{key}: {after}");
+        }
+        assert!(after["restored"]["from"].is_string(), "{after}");
+    }
+    // And the request is followed on: with its end the room is over.
+    engine.tell("answer");
+    agent.wait("closed", |agent| agent.room(pin)["closed_at"].is_string());
+    let told = agent.events(pin).iter().filter(|e| *e == "room_pinned").count();
+    assert_eq!(told, 1, "told once, by several agents: {:?}", agent.events(pin));
+    drop(client);
+
+    // One whose request is answered while nobody looks.
+    let ends = pin + 1;
+    let client = engine.ask(ends);
+    engine.tell(&format!("abort {ends}"));
+    agent.pinned_as(ends, "abort_before_entry", "likely");
+    agent.kill();
+    engine.tell("answer");
+    agent = Agent::start(dir.path(), &comm).unwrap();
+    let after = agent.room(ends);
+    assert_ne!(after["verdict"]["confidence"], "likely", "{after}");
+    drop(client);
+    agent.end();
+}
+
+/// Ends of requests' bodies stand in the agent's memory for a while.
+#[test]
+fn the_agent_leaves_no_core_dump() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut other = Command::new("sh");
+    other.args(["-c", "ulimit -c unlimited; kill -ABRT $$"]).current_dir(dir.path());
+    if !other.status().unwrap().core_dumped() {
+        return eprintln!("SKIPPED: this host makes no core dumps");
+    }
+    let Some(mut agent) = Agent::start(dir.path(), "rt-no-engine") else { return };
+    assert!(Command::new("kill").arg("-ABRT").arg(agent.child.id().to_string()).status().unwrap().success());
+    let end = agent.child.wait().unwrap();
+    assert_eq!((end.signal(), end.core_dumped()), (Some(6), false));
 }

@@ -44,6 +44,7 @@ const GRACE: Duration = Duration::from_secs(10);
 /// `roomtrace run`.
 pub(super) fn run(config: &Config) -> Outcome {
     super::logging();
+    keep_private(config);
     let mut capture = Capture::start(&capture_config(config)).map_err(Failure::cannot_observe)?;
     // Before any thread starts: threads inherit what is left.
     capture.drop_privileges(false).map_err(Failure::cannot_observe)?;
@@ -363,6 +364,13 @@ fn take_up(config: &Config, capture: &mut Capture, keeper: Option<&Keeper>) -> P
     let left = keeper.and_then(|k| Some((k, k.store.as_ref()?.load(now())?)));
     let Some((keeper, (saved, survivors))) = left else { return Pipeline::new(limits, rooms) };
     let from = saved.at;
+    // Their sockets are not found by the engines' names: the server above the ranks is called `python`.
+    let mut servers = saved.control.servers();
+    servers.retain(|pid| survivors.alive.contains(pid));
+    let watched = servers.into_iter().filter(|pid| told(capture.watch_process(*pid)) == Some(true)).count();
+    if watched > 0 {
+        told(capture.search());
+    }
     let mut pipeline = Pipeline::restore(limits, rooms, saved, &survivors, now());
     // The sockets that are there wait in the ring, with what has moved since.
     capture.drain(LAST, &mut |event| pipeline.take(&event));
@@ -380,6 +388,19 @@ fn take_up(config: &Config, capture: &mut Capture, keeper: Option<&Keeper>) -> P
         "going on from the state file"
     );
     pipeline
+}
+
+/// Ends of requests' bodies stand in the agent's memory for a while: no core dump of it is made, and no process of its
+/// user may look into it. What the agent reads of itself in `/proc` is open to every process, or always to itself.
+fn keep_private(config: &Config) {
+    use rustix::process::{DumpableBehavior, set_dumpable_behavior};
+    if config.capture.requests
+        && let Err(error) = set_dumpable_behavior(DumpableBehavior::NotDumpable)
+    {
+        tracing::warn!(
+            "text of prompts could stand in a core dump of the agent, this kernel refuses to prevent it: {error}"
+        );
+    }
 }
 
 fn capture_config(config: &Config) -> CaptureConfig {

@@ -3,19 +3,24 @@
 //! Pure. The kernel's sequence numbers decide: a stream that stands where it stood goes on in step; bytes that passed
 //! meanwhile are a hole like any other. A socket cookie names one socket for as long as the machine runs.
 //!
-//! Of an HTTP connection only the numbers of its open requests are written down, none of what they say: that they are out
-//! of sight is the first thing the rooms hear of them afterwards, and the connection is joined anew at its next request.
+//! Of an HTTP connection the numbers of its open requests are written down, and where its streams and its answer stand,
+//! nothing of what they say. Where the kernel says that nothing has passed since, by the same process, a request that waits
+//! for its answer goes on waiting. Otherwise that it is out of sight is the first thing the rooms hear of it, and the
+//! connection is joined anew at its next request.
+
+use std::collections::BTreeSet;
 
 use hashbrown::HashMap;
 use serde::{Deserialize, Serialize};
 
 use crate::control::flow::History;
+use crate::control::web::Waiting;
 use crate::control::{
     ConnectionState, Control, Dropped, Judgement, Limits, Shared, Socket, Stream, Unacknowledged, Web, behind,
 };
-use crate::event::{Direction, Found, Mono, SocketEvent, SocketId, StateChange, TcpState};
+use crate::event::{Direction, Found, Mono, Sequence, SocketEvent, SocketId, StateChange, Task, TcpState};
 use crate::rooms::Survivors;
-use crate::rooms::model::{BootstrapStep, Connection, Input, RequestStep};
+use crate::rooms::model::{Connection, Input};
 use crate::stream::Lane;
 use crate::zmtp::{Confidence, Decoder};
 
@@ -32,6 +37,14 @@ pub struct SavedControl {
     /// Connections that did not fit.
     #[serde(default)]
     pub left_out: u64,
+}
+
+impl SavedControl {
+    /// Processes whose connections have an open request.
+    pub fn servers(&self) -> BTreeSet<u32> {
+        let asked = self.sockets.iter().filter(|s| s.requests.is_some());
+        asked.filter_map(|s| s.connection.task).map(|t| t.tgid).collect()
+    }
 }
 
 /// One end of one connection.
@@ -60,6 +73,9 @@ struct SavedRequests {
     next: u64,
     /// Numbers of those that are open, and whether a bootstrap server was asked.
     open: Vec<(u64, bool)>,
+    /// The only one of them, if nothing else is under way.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    waits: Option<Waiting>,
 }
 
 impl SavedRequests {
@@ -69,11 +85,34 @@ impl SavedRequests {
         let (next, open) = web.open();
         let open: Vec<_> = open.collect();
         let server = web.requests() == Direction::Received;
-        (!open.is_empty()).then_some(Self { server, next, open })
+        (!open.is_empty()).then(|| Self { server, next, open, waits: web.waits() })
+    }
+
+    /// The HTTP half to go on with, and whether its request goes on waiting as long as nothing passes.
+    fn web(&self) -> (Web, bool) {
+        let direction = self.direction();
+        match (&self.waits, self.open.as_slice()) {
+            (Some(waiting), [(n, false)]) => (Web::waiting(direction, *n, waiting), true),
+            (_, open) => (Web::resumed(direction, self.next, open), false),
+        }
     }
 
     const fn direction(&self) -> Direction {
         if self.server { Direction::Received } else { Direction::Sent }
+    }
+
+    /// Whether a socket that was found shows that nothing has passed on it: not one byte was written or read, nothing waits
+    /// to be read, neither side has said its last, and the process that has it is the one that had it.
+    fn still_wait(&self, socket: &Socket, event: &SocketEvent<'_>, found: &Found) -> bool {
+        let Sequence { write, copied, rcv_nxt, .. } = found.sequence;
+        let stands = |stream: &Stream, at| stream.lane.next() == Some(at) && !stream.lane.is_waiting();
+        let same = |a: Task, b: Task| a.tgid == b.tgid;
+        self.waits.is_some()
+            && found.state == TcpState::Established
+            && rcv_nxt == copied
+            && stands(&socket.sent, write)
+            && stands(&socket.received, copied)
+            && socket.task.zip(event.task).is_some_and(|(was, is)| same(was, is))
     }
 }
 
@@ -239,6 +278,7 @@ impl Control {
         let Left { zmtp, sent, received, requests } = left;
         returning.found += 1;
         let Some(socket) = self.sockets.get_mut(event.socket, event.at) else { return false };
+        let waits = requests.as_ref().is_some_and(|r| r.still_wait(socket, event, found));
         socket.task = event.task.or(socket.task);
         let sequence = found.sequence;
         let ends = [
@@ -258,8 +298,8 @@ impl Control {
             stream.idle = idle.then_some((end, event.at));
         }
         self.shared.acknowledge(event, socket, sequence.una, sink);
-        if let Some(requests) = &requests {
-            self.shared.resume_requests(event.at, event.socket, socket, requests, sink);
+        if requests.is_some() {
+            self.shared.resume_requests(event.at, event.socket, socket, waits, sink);
         }
         if zmtp {
             // The source does not know it any more.
@@ -279,8 +319,8 @@ impl Control {
         let Returning { missing, found, at, met } = *returning;
         let mut out = Returned { found, gone: 0, met };
         for (id, Left { zmtp, requests, .. }) in missing {
-            if let (Some(requests), Some(socket)) = (&requests, self.sockets.get_mut(id, at)) {
-                self.shared.resume_requests(now, id, socket, requests, sink);
+            if let (Some(_), Some(socket)) = (&requests, self.sockets.get_mut(id, at)) {
+                self.shared.resume_requests(now, id, socket, false, sink);
                 if self.sockets.heard(id).is_some_and(|heard| heard > at) {
                     out.found += 1;
                     continue;
@@ -316,11 +356,14 @@ impl Socket {
         received: Stream,
         requests: Option<&SavedRequests>,
     ) -> Self {
-        let web = requests.map(|r| Box::new(Web::resumed(r.direction(), r.next)));
-        let [sent, received] = [sent, received].map(|stream| match &web {
-            Some(_) => Stream { stood: stream.stood, ..Stream::web() },
-            None => stream,
-        });
+        let (web, waits) = requests.map(SavedRequests::web).unzip();
+        let [sent, received] =
+            [sent, received].map(|stream| match (waits, stream.lane.next().or(stream.stood)) {
+                (Some(true), Some(next)) => Stream { lane: Lane::resumed(next), ..Stream::web() },
+                (Some(_), _) => Stream { stood: stream.stood, ..Stream::web() },
+                (None, _) => stream,
+            });
+        let web = web.map(Box::new);
         Self {
             addresses: connection.addresses,
             netns: connection.netns,
@@ -377,23 +420,22 @@ impl Shared {
         });
     }
 
-    /// Says that nothing is known of what became of requests; the next one is read again, if any is.
+    /// Goes on with requests that still wait. Otherwise says that nothing is known of what became of them; the next one is
+    /// read again, if any is.
     fn resume_requests(
         &mut self,
         at: Mono,
         id: SocketId,
         socket: &mut Socket,
-        requests: &SavedRequests,
+        wait: bool,
         sink: &mut impl FnMut(Input<'_>),
     ) {
-        let (connection, server) = (socket.connection(id), requests.server);
-        for (n, bootstrap) in requests.open.iter().copied() {
-            self.counters.inputs += 1;
-            sink(if bootstrap {
-                Input::Bootstrap { at, connection, server, n, step: BootstrapStep::OutOfSight }
-            } else {
-                Input::Request { at, connection, server, n, step: RequestStep::OutOfSight }
-            });
+        if !wait || !self.limits.requests {
+            self.with_web(id, socket, sink, |web, out| web.lose_sight(at, out));
+            for stream in [&mut socket.sent, &mut socket.received] {
+                stream.lane.discard(&mut self.held);
+                stream.lane = Lane::new();
+            }
         }
         if self.limits.requests {
             self.judge(id, socket, Judgement::Http);

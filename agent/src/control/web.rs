@@ -5,13 +5,14 @@
 
 use std::net::SocketAddr;
 
+use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
 use crate::control::counters::{ConnectionState, Counters};
 use crate::event::{Direction, Mono, NotCaptured};
 pub(super) use crate::http::event::Unread;
 use crate::http::event::{AnswerEnd, Answered, Control, Event, Outcome, RankRegistration, Route, Said, Side};
-use crate::http::{Decoder, Ending, PIPELINED_MAX, Stretch};
+use crate::http::{Decoder, Ending, PIPELINED_MAX, Standing, Stretch};
 use crate::rooms::model::{BootstrapStep, Connection, Input, RequestStep};
 use crate::stream::Piece;
 
@@ -73,6 +74,14 @@ struct Ask {
     over: Option<(AnswerEnd, Outcome)>,
     /// Told as ended, or as out of sight: it is not told so again.
     closed: bool,
+}
+
+impl Ask {
+    /// One that was followed by another agent.
+    const fn whole(n: u64, begun: Mono, what: What) -> Self {
+        let (status, over) = (None, None);
+        Self { n, begun, what, status, whole: true, first_byte: false, over, closed: false }
+    }
 }
 
 /// What it is.
@@ -140,6 +149,16 @@ pub(super) struct Web {
     ended: bool,
 }
 
+/// A request that waits for its answer, as it is written down: nothing of what it says. Part of the state file's format.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Waiting {
+    begun: Mono,
+    /// Status of its answer, if that has begun.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    status: Option<u16>,
+    standing: Standing,
+}
+
 /// Who is told, and as what.
 pub(super) struct Out<'c, F> {
     pub(super) connection: Connection,
@@ -167,9 +186,31 @@ impl Web {
         Self { decoder, seems, asks: SmallVec::new(), before: 0, next: 0, fin: None, ended: false }
     }
 
-    /// Of a connection that another agent followed up to request `next`.
-    pub(super) fn resumed(requests: Direction, next: u64) -> Self {
-        Self { before: next, next, ..Self::joined(requests, Look::Asks) }
+    /// Of a connection that another agent followed up to request `next`: of those that were `open` (and whether a bootstrap
+    /// server was asked) nothing more can be heard.
+    pub(super) fn resumed(requests: Direction, next: u64, open: &[(u64, bool)]) -> Self {
+        let what = |bootstrap| if bootstrap { What::Query } else { What::Work };
+        let open = open.iter().take(PIPELINED_MAX);
+        let asks = open.map(|(n, bootstrap)| Ask::whole(*n, Mono(0), what(*bootstrap))).collect();
+        Self { before: next, next, asks, ..Self::joined(requests, Look::Asks) }
+    }
+
+    /// Of a connection whose request `n` waits for its answer, or for the rest of it.
+    pub(super) fn waiting(requests: Direction, n: u64, waiting: &Waiting) -> Self {
+        let decoder = Decoder::resumed(requests, waiting.standing);
+        let ask = Ask { status: waiting.status, ..Ask::whole(n, waiting.begun, What::Work) };
+        let (before, next) = (n, n.saturating_add(1));
+        Self { before, next, asks: SmallVec::from_buf([ask]), ..Self::new(decoder, requests, Look::Asks) }
+    }
+
+    /// The only open request, if it asks for work and nothing else is under way or in doubt.
+    pub(super) fn waits(&self) -> Option<Waiting> {
+        let standing = self.decoder.standing().filter(|_| !self.ended && self.fin.is_none())?;
+        let [ask] = self.asks.as_slice() else { return None };
+        let is_it = ask.whole && !ask.closed && !ask.first_byte && ask.over.is_none();
+        let last = self.next == ask.n.saturating_add(1);
+        let waiting = Waiting { begun: ask.begun, status: ask.status, standing };
+        (is_it && last && matches!(ask.what, What::Work)).then_some(waiting)
     }
 
     /// Number of the next request, and of those that the rooms take for open.

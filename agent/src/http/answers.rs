@@ -12,7 +12,7 @@ use super::head::{self, Answer, Framing};
 /// What was seen of an answer before its request: the two streams are not delivered in step, so that the answer can
 /// come first by a few milliseconds.
 #[derive(Clone, Copy, Debug)]
-struct Early {
+pub(super) struct Early {
     status: u16,
     streamed: bool,
     first_byte: bool,
@@ -22,15 +22,15 @@ struct Early {
 /// Answers of one connection.
 #[derive(Clone, Debug)]
 pub(super) struct Answers {
-    stage: Stage,
-    head: Collected,
-    body: Option<Box<AnswerBody>>,
-    first_byte: bool,
-    early: Option<Early>,
+    pub(super) stage: Stage,
+    pub(super) head: Collected,
+    pub(super) body: Option<Box<AnswerBody>>,
+    pub(super) first_byte: bool,
+    pub(super) early: Option<Early>,
     /// The answer under way belongs to no request that was seen.
-    unasked: bool,
+    pub(super) unasked: bool,
     /// Something came since the oldest open request began.
-    moved: bool,
+    pub(super) moved: bool,
 }
 
 /// The last chunk, as servers send it: in a call of its own, or behind the data of the call.

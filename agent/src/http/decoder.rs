@@ -100,7 +100,7 @@ pub(super) struct Open {
     pub(super) answer_begun: bool,
     /// It waits for leave to send its body.
     pub(super) waits: bool,
-    hung_up: bool,
+    pub(super) hung_up: bool,
 }
 
 impl Open {
@@ -111,7 +111,7 @@ impl Open {
 
 /// Who is who.
 #[derive(Clone, Debug)]
-enum Roles {
+pub(super) enum Roles {
     /// Not known: first bytes of the two streams (sent, received), or what may be a head in them.
     Unknown([Collected; 2]),
     /// This stream carries the requests.
@@ -122,16 +122,16 @@ enum Roles {
 #[derive(Clone, Debug)]
 #[allow(clippy::struct_excessive_bools, reason = "independent of each other")]
 pub struct Decoder {
-    roles: Roles,
-    from_start: bool,
+    pub(super) roles: Roles,
+    pub(super) from_start: bool,
     /// Has said so.
-    judged: bool,
-    asks: Asks,
-    answers: Answers,
-    open: VecDeque<Open>,
+    pub(super) judged: bool,
+    pub(super) asks: Asks,
+    pub(super) answers: Answers,
+    pub(super) open: VecDeque<Open>,
     /// A request has been seen to begin before the one before it was answered.
     pipelined: bool,
-    dead: bool,
+    pub(super) dead: bool,
 }
 
 const fn index(direction: Direction) -> usize {

@@ -39,9 +39,11 @@ mod head;
 mod json;
 mod members;
 mod scan;
+mod standing;
 
 pub use counters::Counters;
 pub use decoder::{Decoder, Ending, Stretch};
+pub use standing::{Rest, Standing};
 
 /// Longest head or trailer that is read, bytes. llhttp (under uvicorn) allows 80 KiB, aiohttp 8190 bytes per line;
 /// real ones are below 2 KiB.

@@ -70,22 +70,26 @@ impl RoomTable {
         for (i, role) in [Role::Prefill, Role::Decode].into_iter().enumerate() {
             let Some(view) = views.get(i).copied().flatten() else { continue };
             let Some(room) = self.rooms.get_mut(slot) else { continue };
-            let counted = room.counted.get_mut(i).and_then(|c| c.replace(view.state));
+            // What is over here is not open, whatever the other view waits for; one that its engine still holds is.
+            let held = role == Role::Prefill && room.held_by_request(role);
+            let state = (view.terminal.is_none() || held).then_some(view.state);
+            let counted = room.counted.get_mut(i).and_then(|c| std::mem::replace(c, state));
             let new = (view.phase, view.since);
             let old = room.phases.get_mut(i).map_or(new, |p| std::mem::replace(p, new));
             let link = room.links.first();
             let (pair, pages) = link.map_or((u32::MAX, 0), |l| (l.pair, u64::from(l.pages)));
-            if counted != Some(view.state) {
-                if let Some(state) = counted {
-                    self.count_state(role, state, false);
+            if counted != state {
+                for (state, more) in [(counted, false), (state, true)] {
+                    if let Some(state) = state {
+                        self.count_state(role, state, more);
+                    }
                 }
-                self.count_state(role, view.state, true);
             }
             if old.0 == view.phase {
                 continue;
             }
             let nanos = view.since.since(old.1);
-            if counted.is_some() || view.phase == Phase::Done {
+            if counted.is_some() || old.0 == Phase::Done || view.phase == Phase::Done {
                 // A phase that an ABORT or a failure cut short does not say how long it takes.
                 let whole = view.phase != Phase::Abort && view.terminal != Some(Outcome::Failed);
                 let ran = self.rooms.get(slot).is_some_and(|r| !self.ever_stopped(r));

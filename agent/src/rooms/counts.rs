@@ -42,9 +42,10 @@ pub struct PinnedGauge {
 /// Gauges of this moment.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Gauges {
-    /// Rooms open. A room with views of both roles counts once per view.
+    /// Rooms open.
     pub rooms: u64,
-    /// By role and state; every combination is there, also at zero.
+    /// By role and state; every combination is there, also at zero. A room counts once for each of its views that is not
+    /// over; one whose request prefill still holds is not.
     pub open: Vec<OpenGauge>,
     /// By role, verdict, confidence and debtor.
     pub pinned: Vec<PinnedGauge>,

@@ -8,6 +8,7 @@ mod blind;
 mod engine;
 mod gauges;
 mod held;
+mod saved;
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -22,7 +23,8 @@ use crate::rooms::table::RoomTable;
 use crate::sglang::message::Release;
 use crate::verdict::model::Party;
 
-pub(crate) use engine::{Engine, EngineId, LOOK_AGAIN, Standing, Stop, stood};
+pub(crate) use engine::{Engine, EngineId, LOOK_AGAIN, Stop, stood};
+pub(crate) use saved::SavedEngine;
 
 /// Engine processes remembered, those that have ended included; a host runs a few per GPU.
 const MAX_PROCESSES: usize = 1024;
@@ -129,13 +131,7 @@ impl Engines {
             self.turned_away = self.turned_away.saturating_add(1);
             return;
         }
-        let known = Known {
-            place: Arc::new(process.place.clone()),
-            ranks: process.ranks.as_deref().map(Arc::from),
-            process: process.clone(),
-            gone: None,
-        };
-        self.processes.insert(process.pid, known);
+        self.know(process);
         let id = self.of_server(process.server);
         if let Some(e) = self.get_mut(id) {
             e.role = process.role.or(e.role);
@@ -143,6 +139,16 @@ impl Engines {
                 e.since.get_or_insert(at);
             }
         }
+    }
+
+    fn know(&mut self, process: &EngineProcess) {
+        let known = Known {
+            place: Arc::new(process.place.clone()),
+            ranks: process.ranks.as_deref().map(Arc::from),
+            process: process.clone(),
+            gone: None,
+        };
+        self.processes.insert(process.pid, known);
     }
 
     /// A process is gone, and its number may be another's next. The start of the server process that it was, if it was one
@@ -263,19 +269,6 @@ impl Engines {
         let old = std::mem::replace(e, left);
         if let Some(e) = self.get_mut(own) {
             e.absorb(old);
-        }
-    }
-
-    /// Engines that stand still, for the state file.
-    pub(crate) fn standing(&self) -> impl Iterator<Item = Standing> + '_ {
-        self.by_address.iter().filter_map(|((address, netns), id)| self.get(*id)?.standing(*address, *netns))
-    }
-
-    /// Takes one back.
-    pub(crate) fn stand(&mut self, s: &Standing) {
-        let id = self.at(s.address, s.netns, None);
-        if let Some(e) = self.get_mut(id) {
-            e.stand(s);
         }
     }
 

@@ -198,7 +198,7 @@ pub(crate) struct PrefillRank {
     /// The latest ABORT that asks for an acknowledgement.
     pub(crate) asked_abort: Option<Mono>,
     /// Session of the last question.
-    last_session: SessionId,
+    pub(crate) last_session: SessionId,
     /// Number of the last question that came from another session than the one before it.
     pub(crate) mixed: u32,
     /// It has said Success on the wire (NIXL: so it is 0.5.23 or newer).

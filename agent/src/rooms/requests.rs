@@ -324,30 +324,40 @@ impl RoomTable {
         }
     }
 
-    /// After a restart: requests whose connections are still there are followed on, the others have been lost sight of.
-    pub(crate) fn requests_returned(&mut self, follows: &impl Fn(crate::event::SocketId) -> bool, now: Mono) {
-        let slots: Vec<u32> = self.rooms.iter().filter_map(|r| self.numbers.open(r.room)).collect();
-        for slot in slots {
-            let Some(room) = self.rooms.get_mut(slot) else { continue };
-            let generation = room.generation;
-            let Some(r) = room.request.as_deref_mut() else { continue };
-            let mut followed: SmallVec<[Leg; 2]> = SmallVec::new();
-            for leg in r.legs_mut().filter(|l| l.is_open()) {
-                if follows(leg.key.0) && leg.open == 1 {
-                    followed.push(*leg);
-                } else {
-                    leg.seen.out_of_sight = true;
-                }
-            }
-            for leg in followed {
-                self.resume_leg(slot, generation, leg, now);
-            }
+    /// A room was taken over: its open requests are followed on, until it turns out that something passed on their
+    /// connections, or that these are gone.
+    pub(crate) fn resume_requests(&mut self, slot: u32) {
+        let Some(room) = self.rooms.get(slot) else { return };
+        let generation = room.generation;
+        let Some(r) = room.request.as_deref() else { return };
+        let open: SmallVec<[Leg; 3]> = r.legs().filter(|l| l.is_open()).copied().collect();
+        for leg in open {
+            self.resume_leg(slot, generation, leg);
         }
     }
 
-    fn resume_leg(&mut self, slot: u32, generation: u32, leg: Leg, now: Mono) {
+    /// After a restart: requests whose connections are gone have been lost sight of.
+    pub(crate) fn requests_returned(
+        &mut self,
+        follows: &impl Fn(crate::event::SocketId) -> bool,
+        now: Mono,
+        out: &mut Vec<Event>,
+    ) {
+        let mut gone: Vec<RequestKey> = self.http.open.keys().filter(|k| !follows(k.0)).copied().collect();
+        gone.sort_unstable();
+        for key in gone {
+            self.out_of_sight(now, key, out);
+        }
+    }
+
+    fn resume_leg(&mut self, slot: u32, generation: u32, leg: Leg) {
+        let now = self.now;
         if self.http.places >= MAX_OPEN {
             self.tally.turned_away.requests += 1;
+            let r = self.rooms.get_mut(slot).and_then(|r| r.request.as_deref_mut());
+            for l in r.into_iter().flat_map(RoomRequest::legs_mut).filter(|l| l.key == leg.key) {
+                l.seen.out_of_sight = true;
+            }
             return;
         }
         let engine = self.engines.at(leg.server, leg.netns, None);

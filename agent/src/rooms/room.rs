@@ -203,7 +203,7 @@ pub(crate) struct Room {
     pub(crate) was_pinned: bool,
     /// Phase and its beginning as last seen, per role: what the duration counters are fed from.
     pub(crate) phases: [(Phase, Mono); 2],
-    /// State as last counted, per role.
+    /// State as last counted, per role; `None`: the view is over, or not counted yet.
     pub(crate) counted: [Option<KvPoll>; 2],
     /// Neighbours in the order of opening.
     pub(crate) previous: u32,

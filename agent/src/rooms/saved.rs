@@ -13,9 +13,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::event::{Mono, SocketId, Task};
 use crate::rooms::connections::{Again, Awaited, Carried};
-use crate::rooms::engines::Standing;
+use crate::rooms::engines::SavedEngine;
 use crate::rooms::estimate::{Durations, SavedHistogram};
-use crate::rooms::model::{Away, Completeness, Connection, Event, Phase, Role};
+use crate::rooms::model::{Away, Completeness, Connection, EngineProcess, Event, Phase, Role};
 use crate::rooms::peers::{
     Answers, Concluded, DeadReader, Exit, ForeignMark, NONE, Recent, Registered, Source,
 };
@@ -23,10 +23,10 @@ use crate::rooms::requests::legs::RoomRequest;
 use crate::rooms::room::{Abort, Link, MAX_LINKS, MAX_MARKS, Mark, Room};
 use crate::rooms::slab::{NOT_KEPT, Tomb};
 use crate::rooms::table::{Config, RoomTable};
+use crate::rooms::tcp::Pile;
 use crate::rooms::threads::SavedThreads;
 use crate::sglang::message::{Backend, Kind, Releases};
-use crate::verdict::judge::{Judgement, Who};
-use crate::verdict::model::{Class, Confidence};
+use crate::verdict::judge::Judgement;
 
 /// Rooms written down at most, pinned ones first.
 pub(crate) const MAX_ROOMS: usize = 16_384;
@@ -38,8 +38,6 @@ const MAX_TOMBS: usize = 8192;
 const MAX_AWAITED: usize = 64;
 /// Concluded rooms of one rank or pair, written down at most.
 const MAX_RECENT: usize = 8;
-/// Engines that stand still, written down at most.
-const MAX_STANDING: usize = 256;
 /// Decode ranks registered at one prefill rank, written down at most.
 const MAX_REGISTERED: usize = 256;
 
@@ -73,9 +71,15 @@ pub struct SavedRooms {
     /// Threads of the engines' processes that have ended.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     threads: Vec<SavedThreads>,
-    /// Engines that stand still on purpose.
+    /// Whether any end of a thread was ever told.
     #[serde(default)]
-    standing: Vec<Standing>,
+    threads_watched: bool,
+    /// What is known of engines, those that stand still first.
+    #[serde(default, alias = "standing")]
+    engines: Vec<SavedEngine>,
+    /// Their processes.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    engine_processes: Vec<EngineProcess>,
     /// Rooms and connections that did not fit.
     #[serde(default)]
     left_out: u64,
@@ -104,6 +108,8 @@ struct SavedEndpoint {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     exited: Option<Exit>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    spoke: Option<Mono>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     prefill: Option<SavedPrefill>,
 }
 
@@ -111,6 +117,12 @@ struct SavedEndpoint {
 struct SavedPrefill {
     answers: SavedAnswers,
     acknowledged_abort: Option<Mono>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    asked_abort: Option<Mono>,
+    #[serde(default)]
+    last_session: Option<u32>,
+    #[serde(default)]
+    mixed: u32,
     says_success: bool,
     prefill_complete: bool,
     registered: Vec<Registered>,
@@ -154,6 +166,8 @@ struct SavedConnection {
     una: Option<(u64, Mono)>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     again: Option<Again>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    unread: Option<Pile>,
     reference: Option<u64>,
     awaited: Vec<SavedAwaited>,
 }
@@ -201,22 +215,9 @@ struct SavedRoom {
     marks: Vec<Mark>,
     marks_dropped: u32,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    judgement: Option<SavedJudgement>,
+    judgement: Option<Judgement>,
     was_pinned: bool,
     phases: [(Phase, Mono); 2],
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct SavedJudgement {
-    role: Role,
-    class: Class,
-    confidence: Confidence,
-    owes: Who,
-    owes_at: Option<SocketAddr>,
-    act_on: Who,
-    expected: Option<Kind>,
-    group: u64,
-    since: Mono,
 }
 
 impl SavedRooms {
@@ -241,7 +242,9 @@ impl SavedRooms {
     pub fn processes(&self) -> impl Iterator<Item = u32> + '_ {
         let endpoints = self.endpoints.iter().filter_map(|e| e.task);
         let named = endpoints.chain(self.connections.iter().filter_map(|c| c.connection.task));
-        named.map(|t| t.tgid).chain(self.threads.iter().map(|t| t.tgid))
+        let engines = self.engines.iter().filter_map(SavedEngine::pid);
+        let engines = engines.chain(self.engine_processes.iter().map(|p| p.pid));
+        named.map(|t| t.tgid).chain(self.threads.iter().map(|t| t.tgid)).chain(engines)
     }
 }
 
@@ -294,10 +297,11 @@ impl RoomTable {
         saver.saved.left_out = self.rooms.len().saturating_sub(saver.saved.rooms.len()) as u64;
         let tombs = self.numbers.newest(MAX_TOMBS).into_iter();
         saver.saved.closed = tombs.map(|(room, t)| (room, t.incarnation, t.closed_at)).collect();
-        saver.saved.standing = self.engines.standing().take(MAX_STANDING).collect();
+        saver.saved.engines = self.engines.save();
+        saver.saved.engine_processes = self.engines.save_processes();
         saver.connections();
         saver.names();
-        saver.saved.threads = self.threads.save();
+        (saver.saved.threads, saver.saved.threads_watched) = self.threads.save();
         saver.saved
     }
 
@@ -322,7 +326,8 @@ impl Saver<'_> {
         });
         let links = links.collect();
         let marks = r.marks.iter().map(|m| Mark { peer: self.endpoints.take(m.peer), ..*m }).collect();
-        let lossy = r.completeness == Completeness::Full && self.table.is_lossy(r);
+        let missed = self.table.is_lossy(r) || self.table.may_have_missed_frames(r);
+        let lossy = r.completeness == Completeness::Full && missed;
         self.saved.rooms.push(SavedRoom {
             room: r.room,
             incarnation: r.incarnation,
@@ -346,17 +351,7 @@ impl Saver<'_> {
             request: r.request.clone(),
             marks,
             marks_dropped: r.marks_dropped,
-            judgement: r.judgement.as_deref().map(|j| SavedJudgement {
-                role: j.role,
-                class: j.class,
-                confidence: j.confidence,
-                owes: j.owes,
-                owes_at: j.owes_at,
-                act_on: j.act_on,
-                expected: j.expected,
-                group: j.group,
-                since: j.since,
-            }),
+            judgement: r.judgement.as_deref().cloned(),
             was_pinned: r.was_pinned,
             phases: r.phases,
         });
@@ -390,6 +385,7 @@ impl Saver<'_> {
                 generations: k.generations,
                 una: k.una,
                 again: k.again,
+                unread: self.table.unread.at(k.target, k.connection.socket),
                 reference: k.reference(),
                 awaited,
             });
@@ -427,6 +423,9 @@ impl Saver<'_> {
                     registered: registered.collect(),
                     answers: answers(&p.answers),
                     acknowledged_abort: p.acknowledged_abort,
+                    asked_abort: p.asked_abort,
+                    last_session: (p.answers.asked > 0).then(|| self.sessions.take(p.last_session)),
+                    mixed: p.mixed,
                     says_success: p.says_success,
                     prefill_complete: p.prefill_complete,
                 }
@@ -443,6 +442,7 @@ impl Saver<'_> {
                 foreign: e.foreign,
                 dead_reader: e.dead_reader,
                 exited: e.exited,
+                spoke: e.spoke,
                 prefill,
             });
         }
@@ -492,15 +492,14 @@ impl RoomTable {
         let mut table = Self::new(config);
         table.now = away.to;
         table.away = Some(away);
-        let SavedRooms { endpoints, sessions, pairs, connections, rooms, closed, threads, standing, .. } =
-            saved;
-        for engine in standing.iter().take(MAX_STANDING) {
-            table.engines.stand(engine);
-        }
+        table.returning = true;
+        let SavedRooms { endpoints, sessions, pairs, connections, rooms, closed, .. } = saved;
+        let alive = |pid: u32| survivors.alive.contains(&pid);
+        table.engines.restore(saved.engines, saved.engine_processes, alive);
         for (room, incarnation, closed_at) in closed.into_iter().take(MAX_TOMBS) {
             table.numbers.bury(room, Tomb { incarnation, closed_at, heard: false, kept: NOT_KEPT });
         }
-        table.threads.restore(threads, |tgid| survivors.alive.contains(&tgid));
+        table.threads.restore(saved.threads, saved.threads_watched, alive);
         let names = table.restore_names(endpoints, &sessions, pairs, survivors);
         // The table has its rooms in the order of opening; other lists name them by their place in the file.
         let mut order: Vec<(usize, SavedRoom)> = rooms.into_iter().enumerate().collect();
@@ -515,6 +514,9 @@ impl RoomTable {
             table.restore_connection(connection, &names, &slots, survivors);
         }
         table.regroup_restored();
+        for slot in slots {
+            table.resume_requests(slot);
+        }
         table
     }
 
@@ -536,7 +538,7 @@ impl RoomTable {
             (e.lost, e.listener_closed, e.refused) = (saved.lost, saved.listener_closed, saved.refused);
             (e.reached, e.rank, e.foreign) = (saved.reached, saved.rank, saved.foreign);
             (e.dead_reader, e.last_foreign) = (saved.dead_reader, saved.foreign);
-            e.exited = saved.exited;
+            (e.exited, e.spoke) = (saved.exited, saved.spoke);
             self.peers.owned(id, survivors.keep(saved.task));
             let Some(e) = self.peers.get_mut(id) else { continue };
             if saved.task.is_some_and(|t| survivors.gone.contains(&t.tgid)) {
@@ -547,7 +549,9 @@ impl RoomTable {
         for (id, saved) in ranks {
             let Some(p) = self.peers.prefill_mut(id) else { continue };
             p.answers = answers_back(saved.answers);
-            p.acknowledged_abort = saved.acknowledged_abort;
+            (p.acknowledged_abort, p.asked_abort) = (saved.acknowledged_abort, saved.asked_abort);
+            p.mixed = saved.mixed;
+            p.last_session = saved.last_session.map_or(p.last_session, |s| names.sessions.get(s));
             (p.says_success, p.prefill_complete) = (saved.says_success, saved.prefill_complete);
             let registered = saved.registered.into_iter().take(MAX_REGISTERED).map(|r| Registered {
                 decode: names.endpoints.get(r.decode),
@@ -584,6 +588,9 @@ impl RoomTable {
         (room.bootstrap_at, room.computed_at, room.abort) = (r.bootstrap_at, r.computed_at, r.abort);
         (room.failed_inside, room.staging_wait) = (r.failed_inside, r.staging_wait);
         room.request = r.request;
+        // Of several requests that share a leg only the newest is named: it cannot be told whether all of them are open.
+        let legs = room.request.as_deref_mut().into_iter().flat_map(RoomRequest::legs_mut);
+        legs.filter(|l| l.is_open() && l.open != 1).for_each(|l| l.seen.out_of_sight = true);
         room.links.extend(r.links.into_iter().take(MAX_LINKS).map(|l| Link {
             prefill: names.endpoints.get(l.prefill),
             decode: names.endpoints.get(l.decode),
@@ -595,20 +602,7 @@ impl RoomTable {
             r.marks.into_iter().take(MAX_MARKS).map(|m| Mark { peer: names.endpoints.get(m.peer), ..m }),
         );
         (room.marks_dropped, room.phases) = (r.marks_dropped, r.phases);
-        let judgement = r.judgement.map(|j| Judgement {
-            role: j.role,
-            class: j.class,
-            confidence: j.confidence,
-            owes: j.owes,
-            owes_at: j.owes_at,
-            act_on: j.act_on,
-            expected: j.expected,
-            // Found anew at the first look.
-            ends: None,
-            group: j.group,
-            since: j.since,
-        });
-        room.judgement = judgement.map(Box::new);
+        room.judgement = r.judgement.map(Box::new);
         let views = [Role::Prefill, Role::Decode].map(|role| room.has(role).then(|| room.progress(role)));
         self.note_phases(slot, views);
         Some(slot)
@@ -645,6 +639,10 @@ impl RoomTable {
         };
         (k.una, k.again) = (saved.una, saved.again);
         k.resume(saved.reference, awaited);
+        if let Some(pile) = saved.unread {
+            // Should its reader have read on meanwhile, the next answer shows it.
+            self.unread.resume((target, connection.socket), pile);
+        }
         if origin != NONE {
             self.peers.opened(origin);
         }
@@ -672,7 +670,8 @@ impl RoomTable {
                 }
             }
         }
-        self.requests_returned(&follows, now);
+        self.returning = false;
+        self.requests_returned(&follows, now, out);
         let open: Vec<u32> = self.rooms.iter().filter_map(|r| self.numbers.open(r.room)).collect();
         for slot in open {
             let was = self.rooms.get(slot).is_some_and(Room::pinned);

@@ -164,6 +164,8 @@ pub struct RoomTable {
     pub(crate) spans: Spans,
     /// When nobody looked, where this table goes on where another left off.
     pub(crate) away: Option<Away>,
+    /// What was taken over is not confirmed yet: nothing is judged.
+    pub(crate) returning: bool,
 }
 
 impl RoomTable {
@@ -193,6 +195,7 @@ impl RoomTable {
             http: Http::default(),
             spans: Spans::default(),
             away: None,
+            returning: false,
         }
     }
 
@@ -272,6 +275,10 @@ impl RoomTable {
     fn advance(&mut self, now: Mono, out: &mut Vec<Event>) {
         self.started.get_or_insert(now);
         if now <= self.now {
+            return;
+        }
+        if self.returning {
+            self.now = now;
             return;
         }
         for _ in 0..MAX_DUE {

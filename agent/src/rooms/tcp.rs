@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
 use crate::event::{Mono, SECOND, SocketId, Stand, TcpState, Trouble};
@@ -25,9 +26,9 @@ const MAX_LOOKS: usize = 64;
 /// Sockets with unread bytes remembered.
 const MAX_UNREAD: usize = 1024;
 
-/// Bytes that came and that nobody has read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Pile {
+/// Bytes that came and that nobody has read. Part of the state file's format.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Pile {
     /// First byte that was not read, and since when it has been seen lying there.
     copied: u32,
     since: Mono,
@@ -61,6 +62,18 @@ impl Unread {
 
     pub(crate) fn forget(&mut self, rank: EndpointId, socket: SocketId) {
         self.0.remove(&(rank, socket));
+    }
+
+    /// What lies unread on a socket.
+    pub(crate) fn at(&self, rank: EndpointId, socket: SocketId) -> Option<Pile> {
+        self.0.get(&(rank, socket)).copied()
+    }
+
+    /// Takes that back.
+    pub(crate) fn resume(&mut self, key: (EndpointId, SocketId), pile: Pile) {
+        if self.0.len() < MAX_UNREAD {
+            self.0.insert(key, pile);
+        }
     }
 
     fn of(&self, rank: EndpointId) -> impl Iterator<Item = &Pile> {

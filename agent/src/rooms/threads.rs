@@ -54,6 +54,8 @@ pub(crate) struct Threads {
     processes: HashMap<u32, VecDeque<Death>>,
     /// Whether any end was ever told: without one nobody may be looking.
     watched: bool,
+    /// The same of the agent before.
+    watched_before: bool,
     /// Findings that are open, by group.
     raised: HashMap<u64, Raised>,
     /// When those were last looked at.
@@ -115,15 +117,17 @@ impl Threads {
             && self.of(tgid).filter(|d| near(d, READER_DIES_WITHIN)).count() <= BURST
     }
 
-    /// What is written down: of processes that run, the newest ends.
-    pub(crate) fn save(&self) -> Vec<SavedThreads> {
+    /// What is written down: of processes that run, the newest ends; and whether any was ever told.
+    pub(crate) fn save(&self) -> (Vec<SavedThreads>, bool) {
         let newest =
             |d: &VecDeque<Death>| d.iter().skip(d.len().saturating_sub(MAX_SAVED)).copied().collect();
-        self.processes.iter().map(|(tgid, d)| SavedThreads { tgid: *tgid, deaths: newest(d) }).collect()
+        let saved = self.processes.iter().map(|(tgid, d)| SavedThreads { tgid: *tgid, deaths: newest(d) });
+        (saved.collect(), self.watched)
     }
 
     /// Takes back what [`Self::save`] gave, of processes that still run.
-    pub(crate) fn restore(&mut self, saved: Vec<SavedThreads>, alive: impl Fn(u32) -> bool) {
+    pub(crate) fn restore(&mut self, saved: Vec<SavedThreads>, watched: bool, alive: impl Fn(u32) -> bool) {
+        self.watched_before = watched;
         for s in saved.into_iter().filter(|s| alive(s.tgid)).take(MAX_PROCESSES) {
             self.processes.insert(s.tgid, s.deaths.into_iter().take(MAX_SAVED).collect());
         }
@@ -272,7 +276,14 @@ impl RoomTable {
         let aborts =
             p.asked_abort.is_some_and(|at| at > spoke && p.acknowledged_abort.is_none_or(|a| a < at));
         let ended = self.threads.of(tgid).any(|d| d.at >= spoke);
-        (self.threads.watched && !ended).then_some(StallFact {
+        let watched = match self.away {
+            // A thread may have ended while nobody looked: it is not why the engine had been silent for long before.
+            Some(a) if spoke <= a.to => {
+                self.threads.watched_before && a.from.since(spoke) >= self.config.ceiling
+            }
+            _ => self.threads.watched,
+        };
+        (watched && !ended).then_some(StallFact {
             spoke,
             rooms: p.answers.silent(),
             several: sessions || aborts,

@@ -49,8 +49,8 @@ pub(crate) enum Who {
     Nobody,
 }
 
-/// A verdict without its words; those are made when someone reads it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// A verdict without its words; those are made when someone reads it. Part of the state file's format.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Judgement {
     /// View that it was judged from.
     pub(crate) role: Role,
@@ -61,6 +61,8 @@ pub(crate) struct Judgement {
     pub(crate) owes_at: Option<SocketAddr>,
     pub(crate) act_on: Who,
     pub(crate) expected: Option<Kind>,
+    /// Not in the file: found anew at the first look.
+    #[serde(skip)]
     pub(crate) ends: Option<EndsByItself>,
     pub(crate) group: u64,
     pub(crate) since: Mono,

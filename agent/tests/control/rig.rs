@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use roomtrace::control::{ConnectionState, Control, Dropped, Judgement, Limits};
 use roomtrace::event::{
     Addresses, Body, Bytes, Direction, Found, Mono, NotCaptured, SECOND, Sequence, SocketEvent, SocketId,
-    StateChange, TcpState, What,
+    StateChange, Task, TcpState, What,
 };
 use roomtrace::rooms::model::Input;
 use roomtrace::sglang::message::{KvPoll, Message};
@@ -97,6 +97,7 @@ pub(crate) struct Rig {
     pub(crate) una: u32,
     /// How far the kernel has received beyond what was read.
     pub(crate) unread: u32,
+    pub(crate) task: Option<Task>,
 }
 
 impl Rig {
@@ -114,6 +115,7 @@ impl Rig {
             received: 5_000,
             una: 1_000,
             unread: 1_000_000,
+            task: None,
         }
     }
 
@@ -136,7 +138,7 @@ impl Rig {
             socket: self.id,
             netns: 0,
             addresses: Addresses { local: addr("10.0.0.1:40000"), peer: addr("10.0.0.2:50000") },
-            task: None,
+            task: self.task,
             what,
         };
         let told = &mut self.told;

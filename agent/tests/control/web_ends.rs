@@ -3,11 +3,11 @@
 use std::collections::BTreeSet;
 
 use roomtrace::control::{ConnectionState, Control, Limits};
-use roomtrace::event::{Direction, Sequence, StateChange, TcpState, Trouble, What};
+use roomtrace::event::{Comm, Direction, Sequence, StateChange, Task, TcpState, Trouble, What};
 use roomtrace::rooms::Survivors;
 
 use super::rig::{Rig, Told};
-use super::web::{STREAM_HEAD, client, finished, generate, post, server};
+use super::web::{LAST, STREAM_HEAD, answer, chunk, client, finished, generate, post, server};
 
 impl Rig {
     /// The peer's FIN comes while `unread` bytes before it wait to be read.
@@ -195,8 +195,120 @@ fn after_a_restart_open_requests_are_out_of_sight_and_new_ones_are_read() {
         }
     }
     // What has no request under way is joined anew without being written down.
-    before.send(super::web::LAST);
+    before.send(LAST);
     assert_eq!(before.control.save().sockets.len(), 0);
+}
+
+/// The process that serves.
+fn task(tgid: u32) -> Task {
+    Task { tgid, tid: tgid, comm: Comm::default(), cgroup: 0 }
+}
+
+/// A connection whose second request waits, with `begun` of its answer, and another agent that takes it on.
+fn taken_on(begun: &[u8], between: impl Fn(&mut Rig)) -> Rig {
+    let mut rig = Rig { task: Some(task(90)), ..server() };
+    rig.ask(&generate(7));
+    rig.send(&finished());
+    rig.ask(&generate(8));
+    if !begun.is_empty() {
+        rig.send(begun);
+    }
+    let saved = serde_json::to_string(&rig.control.save()).unwrap();
+    let saved = serde_json::from_str(&saved).unwrap();
+    let survivors = Survivors { alive: [90].into(), ..Survivors::default() };
+    rig.now = rig.now.plus(1_000_000);
+    rig.control = Control::restore(Limits::default(), saved, &survivors, rig.now);
+    rig.told.clear();
+    between(&mut rig);
+    rig.found(None);
+    let (now, told) = (rig.now, &mut rig.told);
+    assert_eq!(rig.control.returned(now, &mut |input| told.push(super::rig::told(&input))).found, 1);
+    rig
+}
+
+fn json_head() -> Vec<u8> {
+    let whole = finished();
+    let body = whole.windows(4).position(|w| w == b"\r\n\r\n").unwrap() + 4;
+    whole[..body].to_vec()
+}
+
+#[test]
+fn a_request_that_waits_goes_on_where_nothing_has_passed() {
+    let events =
+        [chunk("data: {\"meta_info\":{\"finish_reason\":{\"type\":\"stop\"}}}\n\n"), LAST.to_vec()].concat();
+    let (body, to_end) = (finished()[json_head().len()..].to_vec(), b"HTTP/1.1 200 OK\r\n\r\n");
+    let ways: [(&[u8], &[u8], &str); 3] = [
+        (b"", &finished(), "ContentLength"),
+        (&json_head(), &body, "ContentLength"),
+        (STREAM_HEAD, &events, "LastChunk"),
+    ];
+    for (begun, rest, how) in ways {
+        let mut rig = taken_on(begun, |_| {});
+        assert_eq!(rig.web(), [""; 0], "nothing is news");
+        assert_eq!(rig.connections(ConnectionState::Http), 1);
+        assert_eq!(rig.judged(), [roomtrace::control::Judgement::Http]);
+        // And to the next agent.
+        assert_eq!(rig.control.save().sockets.len(), 1);
+        rig.send(rest);
+        assert_eq!(rig.web(), ["s1 first byte".to_owned(), format!("s1 answered 200 {how} Finished")]);
+        rig.ask(&generate(9));
+        assert_eq!(rig.web(), ["s2 asked 9 Whole [r9]"]);
+    }
+    let mut rig = taken_on(to_end, |_| {});
+    rig.state(TcpState::Established, TcpState::FinWait1);
+    assert_eq!(rig.web(), ["s1 answered 200 Close Unknown"]);
+    let mut rig = taken_on(b"", |_| {});
+    rig.peer_fin(TcpState::Established, TcpState::CloseWait, 0);
+    assert_eq!(rig.web(), ["s1 hung up Client"]);
+    let mut rig = taken_on(b"", |_| {});
+    rig.send(&answer(500, "no"));
+    assert_eq!(rig.web(), ["s1 first byte", "s1 answered 500 ContentLength Unknown"]);
+}
+
+/// Whatever passed may have been the answer, or its end.
+#[test]
+fn a_request_is_out_of_sight_where_anything_has_passed() {
+    let ways: [fn(&mut Rig); 5] = [
+        |rig| rig.sent = rig.sent.wrapping_add(1),
+        |rig| rig.received = rig.received.wrapping_add(1),
+        // So much that the numbers have gone round.
+        |rig| rig.sent = rig.sent.wrapping_sub(1),
+        // Another process has it now.
+        |rig| rig.task = Some(task(91)),
+        |rig| rig.task = None,
+    ];
+    for between in ways {
+        for begun in [b"".as_slice(), STREAM_HEAD] {
+            let mut rig = taken_on(begun, between);
+            assert_eq!(rig.web(), ["s1 out of sight"]);
+            rig.ask(&generate(9));
+            assert_eq!(rig.web(), ["s2 asked 9 Whole [r9]"]);
+        }
+    }
+    // An answer of which part has come: what was read of it is not written down.
+    let mut rig = taken_on(&[STREAM_HEAD, &chunk("data: {}\n\n")].concat(), |_| {});
+    assert_eq!(rig.web(), ["s1 out of sight"]);
+    // A request is under way behind it.
+    let mut rig = Rig { task: Some(task(90)), ..server() };
+    rig.ask(&generate(7));
+    rig.ask(&generate(8)[..20]);
+    let saved = rig.control.save();
+    assert!(!serde_json::to_string(&saved).unwrap().contains("\"waits\""), "{saved:?}");
+}
+
+/// The answer comes when the new agent looks already, but has not met the connection yet.
+#[test]
+fn what_passes_before_the_connection_is_found_is_read() {
+    let mut rig = taken_on(b"", |rig| rig.send(&finished()));
+    assert_eq!(rig.web(), ["s1 first byte", "s1 answered 200 ContentLength Finished"]);
+    rig.ask(&generate(9));
+    assert_eq!(rig.web(), ["s2 asked 9 Whole [r9]"]);
+    // Something before it was missed.
+    let mut rig = taken_on(b"", |rig| {
+        rig.send_muted(100);
+        rig.send(&finished());
+    });
+    assert_eq!(rig.web(), ["s1 out of sight"]);
 }
 
 #[test]
@@ -251,7 +363,7 @@ fn no_byte_of_a_prompt_is_in_any_state_or_input() {
     rig.send(&super::web::chunk(&format!("data: {{\"text\":\"{SECRET}\"}}\n\n")));
     clean("while it is answered", &format!("{:?}", rig.control));
     clean("saved", &serde_json::to_string(&rig.control.save()).unwrap());
-    rig.send(super::web::LAST);
+    rig.send(LAST);
     inputs.push_str(&rig.web().concat());
     clean("told", &inputs);
 }

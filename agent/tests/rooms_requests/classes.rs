@@ -57,6 +57,30 @@ fn prefill_that_said_how_it_ended_has_told() {
     assert_eq!(w.names(ROOM), ["room_closed"]);
 }
 
+// the gauge of open rooms
+
+#[test]
+fn open_rooms_are_counted_by_the_views_that_are_not_over() {
+    let open = |w: &Web| -> Vec<(Role, u64)> {
+        let open = w.table.gauges().open.into_iter().filter(|g| g.rooms > 0);
+        open.map(|g| (g.role, g.rooms)).collect()
+    };
+    let mut w = Web::new(Sees::Both);
+    let p = w.request(Role::Prefill, ROOM);
+    w.metadata(ROOM, &decode(0), &prefill(0));
+    assert_eq!(open(&w), [(Role::Prefill, 1), (Role::Decode, 1)]);
+    // Decode hears of it, and prefill's engine holds the request on.
+    w.status(ROOM, &prefill(0), &decode(0), KvPoll::Success);
+    assert_eq!(open(&w), [(Role::Prefill, 1)]);
+    w.finished(p);
+    w.wait(5000);
+    assert_eq!((open(&w), w.outcomes(ROOM)), (vec![], vec![Outcome::Success]));
+    // Decode does not hear of it.
+    w.metadata(2, &decode(0), &prefill(0));
+    w.tell(2, &prefill(0), &decode(0), KvPoll::Success, false);
+    assert_eq!(open(&w), [(Role::Decode, 1)]);
+}
+
 // metadata_missing, queued
 
 #[test]

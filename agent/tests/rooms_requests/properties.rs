@@ -68,6 +68,7 @@ fn restart(w: &mut Web, there: bool) {
 
 fn run(sees: Sees, layout: Layout, ops: &[Op]) -> (Web, Vec<Key>) {
     let mut w = Web::with(sees, layout);
+    w.outlives = false;
     let mut keys: Vec<Key> = Vec::new();
     let role = |prefill| if prefill { Role::Prefill } else { Role::Decode };
     let (p, d) = (prefill(0), decode(0));
@@ -144,6 +145,7 @@ proptest! {
     ) {
         let layout = [MOONCAKE, NIXL_NEW, NIXL_OLD, MORI_OLD][layout];
         let mut w = Web::with(sees, layout);
+        w.outlives = false;
         for room in 1..=rooms {
             w.request(Role::Prefill, room);
             w.request(Role::Decode, room);

@@ -11,11 +11,14 @@
     reason = "shared by several test programs"
 )]
 
-use std::collections::HashMap;
+mod outlive;
+
+use std::collections::{BTreeSet, HashMap};
 use std::net::SocketAddr;
 
 use roomtrace::event::{
-    Addresses, Comm, Direction, Mono, SECOND, Sequence, SocketId, StateChange, Task, TcpState,
+    Addresses, Comm, Direction, Mono, SECOND, Sequence, SocketId, StateChange, Task, TaskChange, TaskEvent,
+    TcpState,
 };
 use roomtrace::rooms::model::{Connection, Event, Input, Outcome, Role, RoomSnapshot};
 use roomtrace::rooms::{Config, RoomTable};
@@ -109,6 +112,19 @@ pub struct World {
     pub preexisting: bool,
     now: u64,
     sockets: HashMap<(Rank, Rank), (u64, u32)>,
+    config: Config,
+    /// Processes that have ended.
+    ended: BTreeSet<u32>,
+    /// What is pinned at the end must outlive the agent. Not where chance decides what is known.
+    pub outlives: bool,
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        if self.outlives && !std::thread::panicking() {
+            outlive::check(self);
+        }
+    }
 }
 
 impl World {
@@ -125,6 +141,9 @@ impl World {
             preexisting: false,
             now: START,
             sockets: HashMap::new(),
+            config,
+            ended: BTreeSet::new(),
+            outlives: true,
         }
     }
 
@@ -198,6 +217,9 @@ impl World {
     }
 
     pub fn input(&mut self, input: &Input<'_>) {
+        if let Input::Task(TaskEvent { task, what: TaskChange::Exited { process: true, .. }, .. }) = input {
+            self.ended.insert(task.tgid);
+        }
         self.table.handle(input, &mut self.out);
     }
 

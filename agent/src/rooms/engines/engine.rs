@@ -18,9 +18,9 @@ use crate::rooms::requests::legs::RequestKey;
 pub(crate) type EngineId = u32;
 
 /// Pauses of one engine remembered: those that a room under way can have lived through.
-const MAX_PAUSES: usize = 16;
+pub(super) const MAX_PAUSES: usize = 16;
 /// Finished requests of one engine remembered, to compare with those that do not finish.
-const MAX_FINISHED: usize = 64;
+pub(super) const MAX_FINISHED: usize = 64;
 /// How long an engine's counters must stand still before they say that it does not compute
 /// ([`EngineGauges::progress`] moves with every forward pass, and a chunk of prefill takes a second at most).
 const STILL: u64 = 10 * SECOND;
@@ -62,9 +62,9 @@ impl Stop {
     }
 }
 
-/// The engine's own numbers over time.
-#[derive(Clone, Copy, Debug)]
-struct Numbers {
+/// The engine's own numbers over time. Part of the state file's format.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Numbers {
     at: Mono,
     progress: Option<u64>,
     /// Since when progress stands still with something in flight and nothing waiting.
@@ -93,20 +93,20 @@ pub(crate) struct Engine {
     /// Open requests with a room in order of their beginning, with the slot of their first room.
     pub(crate) open: BTreeMap<(Mono, RequestKey), u32>,
     /// Beginnings of requests that finished, newest at the back.
-    finished: VecDeque<Mono>,
+    pub(super) finished: VecDeque<Mono>,
     /// Beginnings of requests whose METADATA came, newest at the back.
-    asked: VecDeque<Mono>,
-    stops: u8,
+    pub(super) asked: VecDeque<Mono>,
+    pub(super) stops: u8,
     pub(crate) stopped: Option<Mono>,
-    pauses: VecDeque<(Mono, Mono)>,
+    pub(super) pauses: VecDeque<(Mono, Mono)>,
     pub(crate) told_paused: bool,
-    numbers: Option<Numbers>,
+    pub(super) numbers: Option<Numbers>,
     /// Since when its host has its server process; `None`: it has none, or none any more.
     pub(super) since: Option<Mono>,
     pub(super) counts: Counts,
     pub(super) sight: Sight,
     /// When nothing waited in it, newest at the back.
-    clear: VecDeque<Mono>,
+    pub(super) clear: VecDeque<Mono>,
     /// It is this one, as has turned out.
     pub(super) moved: Option<EngineId>,
 }
@@ -146,17 +146,6 @@ impl Engine {
         self.started(now, 0);
         (self.since, self.numbers) = (None, None);
         (self.counts, self.sight) = Default::default();
-    }
-
-    /// It stands as the state file has it.
-    pub(super) fn stand(&mut self, s: &Standing) {
-        (self.stops, self.stopped) = (s.stops, Some(s.since));
-        self.role = self.role.or(s.role);
-    }
-
-    /// How it goes into the state file, where it stands.
-    pub(super) fn standing(&self, address: SocketAddr, netns: u32) -> Option<Standing> {
-        Some(Standing { address, netns, role: self.role, stops: self.stops, since: self.stopped? })
     }
 
     /// What was known of it by its address alone.
@@ -260,7 +249,7 @@ impl Engine {
     }
 }
 
-fn keep(ring: &mut VecDeque<Mono>, moment: Mono, most: usize) {
+pub(super) fn keep(ring: &mut VecDeque<Mono>, moment: Mono, most: usize) {
     if ring.len() >= most {
         ring.pop_front();
     }
@@ -281,16 +270,6 @@ pub(crate) fn stood(engines: [Option<&Engine>; 2], since: Mono, now: Mono) -> u6
         reached = reached.max(to);
     }
     total
-}
-
-/// An engine that stands still, as it goes into the state file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Standing {
-    pub(super) address: SocketAddr,
-    pub(super) netns: u32,
-    pub(super) role: Option<Role>,
-    pub(super) stops: u8,
-    pub(super) since: Mono,
 }
 
 #[cfg(test)]
