@@ -215,6 +215,7 @@ impl RoomTable {
         };
         let Some(place) = place else {
             self.tally.turned_away.requests += 1;
+            self.blind(a.engine, a.at);
             return None;
         };
         if let Some(old) = place.filter(Leg::is_open) {

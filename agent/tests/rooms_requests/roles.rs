@@ -91,3 +91,30 @@ fn a_room_known_only_from_an_engine_of_unknown_role_ends_with_the_request() {
     w.finished(key);
     assert_eq!(w.table.open().count(), 0);
 }
+
+#[test]
+fn two_at_engines_of_unknown_role_both_find_their_places_when_one_is_known() {
+    let mut w = bare();
+    let ask = |w: &mut Web, port: u16| {
+        let c = w.connection(format!("10.0.0.7:{port}").parse().unwrap(), true, None);
+        w.ask_on(c, true, &work(&[ROOM], "r"))
+    };
+    let (_open, answered) = (ask(&mut w, 30_000), ask(&mut w, 30_001));
+    let r = w.last(ROOM).request.unwrap();
+    assert!(r.unplaced.is_some() && r.unplaced_too.is_some(), "{r:?}");
+    // A room has two engines.
+    ask(&mut w, 30_002);
+    assert_eq!(w.table.counters().turned_away.requests, 1);
+    let rank = RankRegistration {
+        ip: Some("10.0.0.7".parse().unwrap()),
+        port: Some(41_000),
+        http_port: Some(30_000),
+        ..Default::default()
+    };
+    let c = w.connection("10.0.0.7:8998".parse().unwrap(), true, None);
+    w.boot(c, true, 0, BootstrapStep::Rank(&rank));
+    w.finished(answered);
+    let r = w.last(ROOM).request.unwrap();
+    assert!(r.unplaced.is_none() && r.unplaced_too.is_none(), "{r:?}");
+    assert!(r.prefill.unwrap().ended.is_none() && r.decode.unwrap().ended.is_some(), "{r:?}");
+}
