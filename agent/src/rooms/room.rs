@@ -341,10 +341,7 @@ impl Room {
 
     /// What the views of prefill and of decode amount to, where there are any.
     pub(crate) fn views(&self) -> [Option<Progress>; 2] {
-        [
-            self.has_prefill.then(|| self.prefill_progress()),
-            self.has_decode.then(|| self.decode_progress()),
-        ]
+        [self.has_prefill.then(|| self.prefill_progress()), self.has_decode.then(|| self.decode_progress())]
     }
 
     /// What `role`'s view amounts to.

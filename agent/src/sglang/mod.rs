@@ -352,10 +352,9 @@ fn by_layout<'a>(parts: &Multipart<'a>, table: &[impl Layout]) -> Option<Decoded
         let Some(message) = row.read(parts) else { continue };
         let backend = row.backend();
         let also = rows.filter(|row| row.backend() == backend && row.read(parts).is_some());
-        let releases = also.map(Layout::releases).fold(row.releases(), |a, b| Releases {
-            min: a.min.min(b.min),
-            max: a.max.max(b.max),
-        });
+        let releases = also
+            .map(Layout::releases)
+            .fold(row.releases(), |a, b| Releases { min: a.min.min(b.min), max: a.max.max(b.max) });
         return Some(Decoded { backend, releases, extra_frames: 0, message });
     }
     let newest_row = table.first()?;
