@@ -23,6 +23,8 @@ pub(super) struct Table {
     index: HashMap<Key, usize>,
     slots: Vec<Slot>,
     free: Vec<usize>,
+    /// Slot of the last segment: the next one is mostly its answer.
+    last: usize,
     /// Slots of connections with gaps.
     gaps: Vec<usize>,
     next_check: Mono,
@@ -48,7 +50,7 @@ impl Table {
         sink: &mut S,
     ) {
         let key = if s.from <= s.to { (s.from, s.to) } else { (s.to, s.from) };
-        let mut found = self.index.get(&key).copied();
+        let mut found = self.find(&key);
         if let Some(slot) = found.and_then(|i| self.slots.get_mut(i))
             && let Some(old) = &mut slot.connection
             && old.is_replaced_by(side(slot.a, s), s)
@@ -59,6 +61,7 @@ impl Table {
             found = None;
         }
         let Some(i) = found.or_else(|| self.insert(key, at, s, summary, sink)) else { return };
+        self.last = i;
         let Some(slot) = self.slots.get_mut(i) else { return };
         let Some(connection) = &mut slot.connection else { return };
         let mut out = Out { at, store: &mut self.store, repairs: &mut summary.repairs, sink };
@@ -67,6 +70,14 @@ impl Table {
             connection.listed = true;
             self.gaps.push(i);
         }
+    }
+
+    fn find(&self, key: &Key) -> Option<usize> {
+        let is_last = |slot: &Slot| slot.connection.is_some() && slot.key == *key;
+        if self.slots.get(self.last).is_some_and(is_last) {
+            return Some(self.last);
+        }
+        self.index.get(key).copied()
     }
 
     /// Goes on with the connections whose gaps have lasted long enough.

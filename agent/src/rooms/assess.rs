@@ -147,10 +147,8 @@ impl RoomTable {
             if on.is_some_and(|k| k.again.is_some()) {
                 return End::Open;
             }
-            if on
-                .and_then(|k| k.una)
-                .is_some_and(|(_, read)| read.since(told.at) >= self.config.delivery_grace / 4)
-            {
+            let una = on.and_then(|k| k.una);
+            if una.is_some_and(|(_, read)| read.since(told.at) >= self.config.delivery_grace / 4) {
                 return End::Open; // Looked at since, and still not acknowledged.
             }
             let until = told.at.plus(self.config.delivery_grace);

@@ -1,6 +1,7 @@
 //! The typed messages. Only ids, counts, addresses and states are kept; page indices, pointers and
 //! auxiliary data never leave the decoder.
 
+use std::cmp::Ordering;
 use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize, Serializer};
@@ -32,7 +33,7 @@ impl Backend {
 }
 
 /// An SGLang release as a sortable number, for example 0.4.8.post1 → `Release::new(0, 4, 8, 1)`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Release {
     /// major, minor, patch, post
     pub parts: [u16; 4],
@@ -42,6 +43,20 @@ impl Release {
     /// `major.minor.patch[.postN]`, `post` 0 for none.
     pub const fn new(major: u16, minor: u16, patch: u16, post: u16) -> Self {
         Self { parts: [major, minor, patch, post] }
+    }
+}
+
+impl Ord for Release {
+    /// As one number: compared for every message.
+    fn cmp(&self, other: &Self) -> Ordering {
+        let number = |Self { parts }: &Self| parts.iter().fold(0u64, |n, part| n << 16 | u64::from(*part));
+        number(self).cmp(&number(other))
+    }
+}
+
+impl PartialOrd for Release {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
     }
 }
 

@@ -45,19 +45,22 @@ pub(super) struct Header {
 }
 
 impl Header {
-    /// Reads a header. `Ok(None)`: more bytes are needed; `Err`: no frame begins like this.
-    pub(super) fn read(bytes: &[u8]) -> Result<Option<(Self, usize)>, Malformed> {
-        let Some(&flags) = bytes.first() else { return Ok(None) };
-        // Reserved bits are zero, and a command is one frame (RFC 23).
-        if flags > (COMMAND | LONG) || flags == (COMMAND | MORE) {
-            return Err(Malformed);
+    /// Reads a header; what stands behind it comes with it. `Ok(None)`: more bytes are needed; `Err`: no frame begins
+    /// like this.
+    pub(super) fn read(bytes: &[u8]) -> Result<Option<(Self, &[u8])>, Malformed> {
+        match bytes {
+            [] => Ok(None),
+            // Reserved bits are zero, and a command is one frame (RFC 23).
+            [flags, ..] if *flags > (COMMAND | LONG) || *flags == (COMMAND | MORE) => Err(Malformed),
+            [flags, rest @ ..] if flags & LONG == 0 => {
+                Ok(rest.split_first().map(|(len, rest)| (Self { flags: *flags, len: u64::from(*len) }, rest)))
+            }
+            [flags, rest @ ..] => {
+                let Some((len, rest)) = rest.split_first_chunk::<8>() else { return Ok(None) };
+                let len = u64::from_be_bytes(*len);
+                if len > FRAME_MAX { Err(Malformed) } else { Ok(Some((Self { flags: *flags, len }, rest))) }
+            }
         }
-        if flags & LONG == 0 {
-            return Ok(bytes.get(1).map(|len| (Self { flags, len: u64::from(*len) }, 2)));
-        }
-        let Some((len, _)) = bytes.get(1..).and_then(<[u8]>::split_first_chunk::<8>) else { return Ok(None) };
-        let len = u64::from_be_bytes(*len);
-        if len > FRAME_MAX { Err(Malformed) } else { Ok(Some((Self { flags, len }, 9))) }
     }
 }
 
@@ -82,8 +85,7 @@ pub(super) fn parse(bytes: &[u8], at: usize, frames: &mut Frames) -> Result<Pars
     let mut rest = bytes.get(at..).unwrap_or_default();
     let mut total = 0u32;
     loop {
-        let Some((header, size)) = Header::read(rest)? else { return Ok(Parsed::Partial) };
-        let body = rest.get(size..).unwrap_or_default();
+        let Some((header, body)) = Header::read(rest)? else { return Ok(Parsed::Partial) };
         let Some(next) = usize::try_from(header.len).ok().and_then(|len| body.get(len..)) else {
             return Ok(Parsed::Partial);
         };
@@ -164,8 +166,7 @@ fn known_at(bytes: &[u8], at: usize, grammar: &Grammar) -> bool {
 /// every layout; where it is not all there, its header has to do.
 fn may_begin(bytes: &[u8], grammar: &Grammar) -> bool {
     match Header::read(bytes) {
-        Ok(Some((header, size))) => {
-            let body = bytes.get(size..).unwrap_or_default();
+        Ok(Some((header, body))) => {
             let len = usize::try_from(header.len).unwrap_or(usize::MAX);
             header.flags & COMMAND == 0
                 && len <= FIRST_FRAME_MAX
