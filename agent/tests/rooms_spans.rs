@@ -5,12 +5,12 @@ mod rooms_support;
 mod spans_support;
 
 use opentelemetry_proto::tonic::trace::v1::Span;
+use rooms_support::{START, Sees, World, decode, prefill};
 use roomtrace::event::SECOND;
 use roomtrace::rooms::model::{Event, Input, Role};
 use roomtrace::sglang::message::KvPoll;
 use roomtrace::spans::{MAX_NODES, decode as read};
 use roomtrace::verdict::model::{Class, Confidence};
-use rooms_support::{START, Sees, World, decode, prefill};
 use spans_support::{Engine, RELEASES, Release, Sent, bytes_of};
 
 const ROOM: u64 = 9_000_000_000_000_000_001;
@@ -93,7 +93,10 @@ fn both_engines_of_a_room_join_it() {
     tell_all(&mut w, Engine::prefill(Release::Hex, ROOM, wall(1)).sent(50, 100));
     tell_all(&mut w, Engine::decode(Release::Hex, ROOM, wall(1)).sent(50, 800));
     let scheduled = w.last(ROOM).scheduled;
-    assert_eq!(scheduled.iter().map(|r| r.role).collect::<Vec<_>>(), [Some(Role::Prefill), Some(Role::Decode)]);
+    assert_eq!(
+        scheduled.iter().map(|r| r.role).collect::<Vec<_>>(),
+        [Some(Role::Prefill), Some(Role::Decode)]
+    );
     assert!(scheduled[1].stages.iter().any(|s| &*s.name == "decode_transferred"));
     assert!(!scheduled[0].stages.iter().any(|s| s.name.starts_with("decode")));
 }
@@ -122,10 +125,19 @@ fn requests_in_one_trace_of_a_client_are_told_apart_by_their_spans() {
     w.metadata(a, &decode(0), &prefill(0));
     w.metadata(b, &decode(0), &prefill(0));
     let client = 0x1234_5678_9abc_def0_1122_3344_5566_7788;
-    let engine = |room, ids| Engine { trace: client, parent: 77, ids, ..Engine::prefill(Release::Hex, room, wall(0)) };
+    let engine =
+        |room, ids| Engine { trace: client, parent: 77, ids, ..Engine::prefill(Release::Hex, room, wall(0)) };
     let (first, second) = (engine(a, 0x1000).sent(50, 100), engine(b, 0x2000).sent(70, 100));
     // The scheduler's thread of the second has not ended: only links lead to its stages.
-    for spans in [first.front, second.front, first.computed, second.computed, first.rest, first.request, second.request] {
+    for spans in [
+        first.front,
+        second.front,
+        first.computed,
+        second.computed,
+        first.rest,
+        first.request,
+        second.request,
+    ] {
         tell(&mut w, spans);
     }
     let forward = |w: &World, room| {
@@ -144,7 +156,11 @@ fn steps_of_one_name_are_one_stage_however_many() {
     let sent = engine.sent(50, 100);
     let step = sent.computed[3].clone();
     let steps: Vec<Span> = (0..5000u64)
-        .map(|n| Span { name: "decode_loop".to_owned(), span_id: (n + 1_000_000).to_be_bytes().to_vec(), ..step.clone() })
+        .map(|n| Span {
+            name: "decode_loop".to_owned(),
+            span_id: (n + 1_000_000).to_be_bytes().to_vec(),
+            ..step.clone()
+        })
         .collect();
     for part in steps.chunks(512) {
         tell(&mut w, part.to_vec());
@@ -176,10 +192,9 @@ fn rooms_that_are_not_here_are_counted() {
     tell_all(&mut w, Engine::prefill(Release::Hex, ROOM, wall(0)).sent(50, 100));
     let alone = Engine { room: 0, ..Engine::prefill(Release::Hex, 7, wall(0)) };
     tell_all(&mut w, alone.sent(50, 100));
-    let c = w.table.span_counters();
-    assert_eq!((c.joined, c.unmatched, c.without_room), (0, 1, 1));
     w.wait(20_000);
-    assert_eq!(w.table.span_counters().waiting, 0);
+    let c = w.table.span_counters();
+    assert_eq!((c.joined, c.unmatched, c.without_room, c.waiting), (0, 1, 1, 0));
 }
 
 /// The case that started it: the client is gone, so the request's span came; prefill has computed, and nothing more.
@@ -195,7 +210,7 @@ fn computed_and_never_handed_over_is_likely() {
             tell(&mut w, sent.computed);
         }
         tell(&mut w, sent.request);
-        w.to(14_000);
+        w.to(20_000);
         let v = w.verdict(ROOM);
         assert_eq!((v.class, v.confidence), (Class::TransferNotConcluded, confidence), "{:?}", v.evidence);
         let said = v.evidence.iter().any(|e| e.contains("span prefill_forward"));
@@ -226,11 +241,35 @@ fn what_was_handed_over_or_computed_only_now_is_not_raised() {
 }
 
 #[test]
+fn a_request_that_prefill_has_failed_or_whose_release_does_not_tell_is_not_raised() {
+    use opentelemetry_proto::tonic::trace::v1::Status;
+    for (release, fails) in [(Release::Hex, true), (Release::RoomSpan, false)] {
+        let mut w = world();
+        w.metadata(ROOM, &decode(0), &prefill(0));
+        let mut sent = Engine::prefill(release, ROOM, wall(0)).sent(2000, 2500);
+        w.wait(3000);
+        tell(&mut w, sent.computed);
+        if fails {
+            // The transfer failed: no span of it, and the thread is done with the request.
+            let mut thread = sent.rest.pop().unwrap();
+            thread.status = Some(Status { code: 2, message: String::new() });
+            tell(&mut w, vec![thread]);
+        }
+        tell(&mut w, sent.request);
+        w.to(14_000);
+        let v = w.verdict(ROOM);
+        assert_eq!(v.confidence, Confidence::Possible, "{release:?} {:?}", v.evidence);
+        assert!(!v.evidence.iter().any(|e| e.contains("prefill_forward")));
+    }
+}
+
+#[test]
 fn traces_that_never_end_are_bounded_and_counted() {
     let mut w = world();
     let traces = MAX_NODES as u64 / 2;
     for n in 1..=traces {
-        let engine = Engine { trace: u128::from(n), ids: n << 8, ..Engine::prefill(Release::Hex, ROOM, wall(0)) };
+        let engine =
+            Engine { trace: u128::from(n), ids: n << 8, ..Engine::prefill(Release::Hex, ROOM, wall(0)) };
         let mut spans = engine.sent(50, 100).computed;
         spans.truncate(2);
         let spans: Vec<_> = read(&bytes_of(spans)).unwrap().spans;
@@ -241,7 +280,7 @@ fn traces_that_never_end_are_bounded_and_counted() {
     let c = w.table.span_counters();
     // Three places each: the trace and its two stages.
     assert_eq!((c.waiting, c.evicted), (MAX_NODES as u64 / 3, traces - MAX_NODES as u64 / 3));
-    w.wait(3_700_000);
+    w.wait(3_800_000);
     assert_eq!(w.table.span_counters().waiting, 0);
     assert_eq!(w.table.span_counters().expired, MAX_NODES as u64 / 3);
 }

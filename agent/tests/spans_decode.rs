@@ -6,8 +6,8 @@ mod spans_support;
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::trace::v1::{ResourceSpans, ScopeSpans, Span, Status};
-use prost::Message as _;
 use proptest::prelude::*;
+use prost::Message as _;
 use roomtrace::rooms::model::Role;
 use roomtrace::spans::{MAX_SPANS, SpanId, TraceId, What, decode};
 use spans_support::{Engine, Release, attribute, bytes_of, request_of};
@@ -26,10 +26,16 @@ fn the_room_is_found_in_the_shape_of_every_release() {
         let decoded = decode(&bytes_of(engine.sent(100, 150).request)).unwrap();
         let request = &decoded.spans[0];
         assert_eq!(request.what, What::Request { rid: engine.rid.into(), room, role }, "{release:?}");
-        assert_eq!((request.trace, request.id), (TraceId(engine.trace.to_be_bytes()), SpanId(engine.root().to_be_bytes())));
+        assert_eq!(
+            (request.trace, request.id),
+            (TraceId(engine.trace.to_be_bytes()), SpanId(engine.root().to_be_bytes()))
+        );
         assert_eq!((request.begin, request.end, request.failed), (AT, AT + 150_000_000, false));
         if release == Release::RoomSpan {
-            assert_eq!((&decoded.spans[1].what, request.parent), (&What::Room { room: ROOM }, decoded.spans[1].id));
+            assert_eq!(
+                (&decoded.spans[1].what, request.parent),
+                (&What::Room { room: ROOM }, decoded.spans[1].id)
+            );
         }
         assert_eq!((decoded.foreign, decoded.invalid, decoded.left_out), (0, 0, 0));
     }
@@ -52,13 +58,33 @@ fn stages_and_threads_say_what_they_follow() {
 #[test]
 fn rooms_that_are_none_are_none() {
     let of = |room| {
-        let attributes = vec![attribute("rid", Value::StringValue("r".to_owned())), attribute("bootstrap_room", room)];
-        let span = Span { name: "Req r".to_owned(), trace_id: vec![1; 16], span_id: vec![1; 8], attributes, ..Span::default() };
-        let What::Request { room, .. } = decode(&bytes_of(vec![span])).unwrap().spans[0].what.clone() else { panic!() };
+        let attributes =
+            vec![attribute("rid", Value::StringValue("r".to_owned())), attribute("bootstrap_room", room)];
+        let span = Span {
+            name: "Req r".to_owned(),
+            trace_id: vec![1; 16],
+            span_id: vec![1; 8],
+            attributes,
+            ..Span::default()
+        };
+        let What::Request { room, .. } = decode(&bytes_of(vec![span])).unwrap().spans[0].what.clone() else {
+            panic!()
+        };
         room
     };
     let text = |t: &str| Value::StringValue(t.to_owned());
-    for none in [text("None"), text(""), text("0x"), text("0x0"), text("0x1ffffffffffffffff"), text("12"), text("0x-1"), Value::IntValue(0), Value::IntValue(-1), Value::BoolValue(true)] {
+    for none in [
+        text("None"),
+        text(""),
+        text("0x"),
+        text("0x0"),
+        text("0x1ffffffffffffffff"),
+        text("12"),
+        text("0x-1"),
+        Value::IntValue(0),
+        Value::IntValue(-1),
+        Value::BoolValue(true),
+    ] {
         assert_eq!(of(none.clone()), None, "{none:?}");
     }
     assert_eq!(of(text("0xffffffffffffffff")), Some(u64::MAX));
@@ -67,8 +93,16 @@ fn rooms_that_are_none_are_none() {
 
 #[test]
 fn what_is_not_the_schedulers_is_only_counted() {
-    let span = |name: &str| Span { name: name.to_owned(), trace_id: vec![1; 16], span_id: vec![1; 8], ..Span::default() };
-    let foreign = decode(&request_of("opentelemetry.instrumentation.fastapi", vec![span("GET /health")]).encode_to_vec()).unwrap();
+    let span = |name: &str| Span {
+        name: name.to_owned(),
+        trace_id: vec![1; 16],
+        span_id: vec![1; 8],
+        ..Span::default()
+    };
+    let foreign = decode(
+        &request_of("opentelemetry.instrumentation.fastapi", vec![span("GET /health")]).encode_to_vec(),
+    )
+    .unwrap();
     assert_eq!((foreign.spans.len(), foreign.foreign), (0, 1));
     // Without ids, with ids of another length, with a name that no stage has.
     let bad = vec![
@@ -116,8 +150,15 @@ fn a_scope_that_stands_behind_its_spans_counts_and_ends_are_never_before_begins(
 #[test]
 fn a_request_of_empty_spans_costs_what_it_is_long_and_no_more() {
     // A million spans of two bytes each: generated types would take 300 MB.
-    let spans = vec![Span::default(); 1 << 20];
-    let bytes = bytes_of(spans);
+    let within = |tag: u8, inner: Vec<u8>| {
+        let mut outer = vec![tag];
+        prost::encode_length_delimiter(inner.len(), &mut outer).unwrap();
+        outer.extend(inner);
+        outer
+    };
+    let mut scope = request_of("sglang server", Vec::new()).resource_spans.remove(0).scope_spans[0].encode_to_vec();
+    scope.extend([0x12, 0].repeat(1 << 20));
+    let bytes = within(0x0a, within(0x12, scope));
     assert!(bytes.len() < 3 << 20);
     let decoded = decode(&bytes).unwrap();
     assert_eq!((decoded.invalid, decoded.spans.len()), (1 << 20, 0));
@@ -125,9 +166,13 @@ fn a_request_of_empty_spans_costs_what_it_is_long_and_no_more() {
 
 #[test]
 fn spans_beyond_the_limit_are_counted() {
-    let span = Span { name: "tokenize".to_owned(), trace_id: vec![1; 16], span_id: vec![1; 8], ..Span::default() };
+    let span =
+        Span { name: "tokenize".to_owned(), trace_id: vec![1; 16], span_id: vec![1; 8], ..Span::default() };
     let decoded = decode(&bytes_of(vec![span; MAX_SPANS + 3])).unwrap();
-    assert_eq!((decoded.spans.len(), decoded.left_out, decoded.total()), (MAX_SPANS, 3, MAX_SPANS as u64 + 3));
+    assert_eq!(
+        (decoded.spans.len(), decoded.left_out, decoded.total()),
+        (MAX_SPANS, 3, MAX_SPANS as u64 + 3)
+    );
 }
 
 #[test]

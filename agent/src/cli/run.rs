@@ -162,8 +162,7 @@ impl Agent {
                 engines.second(pipeline, capture);
                 self.warn_of_unreadable();
                 let keeper = self.keeper.as_ref();
-                let mut snapshot =
-                    measurements(at, &self.pipeline, &self.capture, &self.identity, keeper);
+                let mut snapshot = measurements(at, &self.pipeline, &self.capture, &self.identity, keeper);
                 self.spans.measure(&mut snapshot, &self.pipeline);
                 self.exports.publish(snapshot);
             }

@@ -8,8 +8,8 @@ use smallvec::SmallVec;
 
 use crate::event::{Addresses, Direction, Mono, SocketId, Stand, StateChange, Task, TaskEvent, Trouble};
 use crate::http::event as web;
-use crate::spans::{EngineRequest, SchedulerSpan};
 use crate::sglang::message::{Backend, Decoded, Kind, KvPoll, Releases};
+use crate::spans::{EngineRequest, SchedulerSpan};
 use crate::verdict::model::{Finding, Verdict};
 
 /// Which side of the hand-over.
@@ -665,7 +665,11 @@ impl Event {
     /// The room.
     pub fn snapshot(&self) -> &RoomSnapshot {
         match self {
-            Self::Pinned(s) | Self::VerdictChanged(s) | Self::Recovered(s) | Self::Closed(s) | Self::Scheduled(s) => s,
+            Self::Pinned(s)
+            | Self::VerdictChanged(s)
+            | Self::Recovered(s)
+            | Self::Closed(s)
+            | Self::Scheduled(s) => s,
         }
     }
 

@@ -9,6 +9,6 @@ mod join;
 mod wire;
 
 pub use decode::{Decoded, MAX_SPANS, SchedulerSpan, SpanId, TraceId, What, decode};
-pub(crate) use join::{Joiner, SETTLED};
 pub use join::{EngineRequest, JoinCounters, MAX_NODES, Stage};
+pub(crate) use join::{Joined, Joiner, SETTLED};
 pub use wire::Malformed;

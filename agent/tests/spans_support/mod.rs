@@ -58,7 +58,16 @@ pub struct Sent {
 impl Engine {
     pub fn prefill(release: Release, room: u64, at: u64) -> Self {
         let trace = u128::from(room) << 1 | 1;
-        Self { release, role: "prefill", room, rid: "4f1d7a0c9b3e4d55", trace: trace & 0xffff_ffff_ffff_ffff, parent: 0, at, ids: room << 8 | 1 }
+        Self {
+            release,
+            role: "prefill",
+            room,
+            rid: "4f1d7a0c9b3e4d55",
+            trace: trace & 0xffff_ffff_ffff_ffff,
+            parent: 0,
+            at,
+            ids: room << 8 | 1,
+        }
     }
 
     pub fn decode(release: Release, room: u64, at: u64) -> Self {
@@ -114,7 +123,14 @@ impl Engine {
         let mut sent = Sent {
             front: vec![
                 self.stage(2, 1, 0, "tokenize", 0, 1),
-                self.stage(3, 1, 2, if self.release == Release::Early { "dispatch" } else { "api_server_dispatch" }, 1, 2),
+                self.stage(
+                    3,
+                    1,
+                    2,
+                    if self.release == Release::Early { "dispatch" } else { "api_server_dispatch" },
+                    1,
+                    2,
+                ),
                 self.thread(1, "Tokenizer", 101, 2),
             ],
             ..Sent::default()
@@ -193,7 +209,11 @@ pub fn request_of(scope: &str, spans: Vec<Span>) -> ExportTraceServiceRequest {
     };
     let scope_spans = vec![ScopeSpans { scope: Some(scope), spans, ..ScopeSpans::default() }];
     ExportTraceServiceRequest {
-        resource_spans: vec![ResourceSpans { resource: Some(resource), scope_spans, ..ResourceSpans::default() }],
+        resource_spans: vec![ResourceSpans {
+            resource: Some(resource),
+            scope_spans,
+            ..ResourceSpans::default()
+        }],
     }
 }
 

@@ -55,7 +55,9 @@ pub enum Protocol {
 pub(super) enum Refusal {
     #[error("{0}")]
     Malformed(String),
-    #[error("longer than {MAX_MESSAGE} bytes, which is the limit before and after decompression: send smaller batches")]
+    #[error(
+        "longer than {MAX_MESSAGE} bytes, which is the limit before and after decompression: send smaller batches"
+    )]
     TooLarge,
     #[error("the compression is not known here: send gzip or none")]
     Encoding,
@@ -132,7 +134,9 @@ impl Counters {
     /// Requests by transport and what became of them.
     pub fn requests(&self) -> impl Iterator<Item = (&'static str, &'static str, u64)> + '_ {
         ["grpc", "http"].into_iter().zip(&self.requests).flat_map(|(protocol, row)| {
-            let of = move |(outcome, n): (Outcome, &AtomicU64)| (protocol, outcome.label(), n.load(Ordering::Relaxed));
+            let of = move |(outcome, n): (Outcome, &AtomicU64)| {
+                (protocol, outcome.label(), n.load(Ordering::Relaxed))
+            };
             Outcome::ALL.into_iter().zip(row).map(of)
         })
     }
@@ -212,8 +216,9 @@ impl Intake {
         };
         let (total, kept) = (decoded.total(), decoded.spans.len());
         self.hand_over(decoded.spans)?;
-        for (n, counter) in
-            [kept as u64, decoded.foreign, decoded.invalid, decoded.left_out].into_iter().zip(&self.counters.spans)
+        for (n, counter) in [kept as u64, decoded.foreign, decoded.invalid, decoded.left_out]
+            .into_iter()
+            .zip(&self.counters.spans)
         {
             counter.fetch_add(n, Ordering::Relaxed);
         }
@@ -230,7 +235,8 @@ impl Intake {
         }
         let before = self.waiting.fetch_add(n, Ordering::Relaxed);
         let full = before > 0 && before.saturating_add(n) > WAITING;
-        let sent = if full { Err(()) } else { self.spans.try_send(spans).map_err(|e| drop::<TrySendError<_>>(e)) };
+        let sent =
+            if full { Err(()) } else { self.spans.try_send(spans).map_err(|e| drop::<TrySendError<_>>(e)) };
         sent.map_err(|()| {
             self.waiting.fetch_sub(n, Ordering::Relaxed);
             Refusal::Busy

@@ -155,14 +155,19 @@ pub(super) mod seconds {
     use serde::de::Error as _;
 
     #[allow(clippy::ref_option, reason = "serde's signature")]
-    pub(in crate::export::otlp) fn serialize<S: Serializer>(duration: &Option<Duration>, to: S) -> Result<S::Ok, S::Error> {
+    pub(in crate::export::otlp) fn serialize<S: Serializer>(
+        duration: &Option<Duration>,
+        to: S,
+    ) -> Result<S::Ok, S::Error> {
         match duration {
             Some(duration) => to.serialize_str(&show_duration(*duration)),
             None => to.serialize_none(),
         }
     }
 
-    pub(in crate::export::otlp) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Duration>, D::Error> {
+    pub(in crate::export::otlp) fn deserialize<'de, D: Deserializer<'de>>(
+        from: D,
+    ) -> Result<Option<Duration>, D::Error> {
         let text = Option::<String>::deserialize(from)?;
         text.map(|t| parse_duration(&t).map_err(D::Error::custom)).transpose()
     }

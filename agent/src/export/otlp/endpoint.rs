@@ -36,7 +36,8 @@ impl Endpoint {
         let host = uri.host().unwrap_or_default().trim_matches(['[', ']']);
         let ip = if host == "localhost" { "127.0.0.1" } else { host }.parse::<std::net::IpAddr>();
         let here = |ip: std::net::IpAddr| {
-            ip == listen.ip() || (ip.is_loopback() && (listen.ip().is_loopback() || listen.ip().is_unspecified()))
+            ip == listen.ip()
+                || (ip.is_loopback() && (listen.ip().is_loopback() || listen.ip().is_unspecified()))
         };
         uri.port_u16() == Some(listen.port()) && ip.is_ok_and(here)
     }

@@ -13,11 +13,11 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
+use super::Endpoint;
 use super::config::{OtlpConfig, Protocol, QueueConfig, Secret, TlsConfig, seconds};
 use super::raw;
 use super::settings::{self, OtlpError, Target};
 use super::transport::{Failure, Wire};
-use super::Endpoint;
 use crate::export::complaint::Complaint;
 use crate::export::counters::{Counters, Reason, Signal};
 
@@ -294,7 +294,12 @@ impl Shared {
         let told = self.state().complaint.failed(Instant::now());
         if let Some(untold) = told {
             let endpoint = &self.target.endpoint;
-            tracing::warn!(endpoint, why, untold, "the engines' spans are not handed on; {what} (the agent goes on)");
+            tracing::warn!(
+                endpoint,
+                why,
+                untold,
+                "the engines' spans are not handed on; {what} (the agent goes on)"
+            );
         }
     }
 }

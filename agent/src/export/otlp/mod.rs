@@ -52,8 +52,8 @@ use transport::{Export, Exporters, Wire};
 
 pub use config::{Compression, OtlpConfig, Protocol, QueueConfig, Secret, TlsConfig};
 pub use endpoint::Endpoint;
-pub use forward::{ForwardConfig, ForwardHandle, Forwarder, Payload, Waiting};
 pub(crate) use endpoint::without_login;
+pub use forward::{ForwardConfig, ForwardHandle, Forwarder, Payload, Waiting};
 pub use settings::OtlpError;
 
 /// Events waiting to become spans.

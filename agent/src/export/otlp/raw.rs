@@ -69,7 +69,9 @@ async fn grpc(target: &Target, mut channel: Channel, payload: &Payload) -> Resul
     }
     match head.status.as_u16() {
         200 => {}
-        status @ (429 | 502..=504) => return Err(Failure::Later { why: format!("answer {status}"), after: None }),
+        status @ (429 | 502..=504) => {
+            return Err(Failure::Later { why: format!("answer {status}"), after: None });
+        }
         status => return Err(Failure::Never { why: format!("answer {status}: not gRPC") }),
     }
     match Limited::new(body, ANSWER).collect().await {

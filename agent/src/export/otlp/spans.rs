@@ -164,7 +164,14 @@ impl<'a> Tracer<'a> {
         span
     }
 
-    pub(super) fn span(&self, name: &'static str, id: SpanId, parent: SpanId, began: Mono, ended: Mono) -> SpanData {
+    pub(super) fn span(
+        &self,
+        name: &'static str,
+        id: SpanId,
+        parent: SpanId,
+        began: Mono,
+        ended: Mono,
+    ) -> SpanData {
         SpanData {
             span_context: SpanContext::new(self.trace, id, TraceFlags::SAMPLED, false, TraceState::NONE),
             parent_span_id: parent,
