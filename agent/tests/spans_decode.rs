@@ -150,8 +150,16 @@ fn a_scope_that_stands_behind_its_spans_counts_and_ends_are_never_before_begins(
 #[test]
 fn a_request_of_empty_spans_costs_what_it_is_long_and_no_more() {
     // A million spans of two bytes each: generated types would take 300 MB.
-    let spans = vec![Span::default(); 1 << 20];
-    let bytes = bytes_of(spans);
+    let within = |tag: u8, inner: Vec<u8>| {
+        let mut outer = vec![tag];
+        prost::encode_length_delimiter(inner.len(), &mut outer).unwrap();
+        outer.extend(inner);
+        outer
+    };
+    let mut scope =
+        request_of("sglang server", Vec::new()).resource_spans.remove(0).scope_spans[0].encode_to_vec();
+    scope.extend([0x12, 0].repeat(1 << 20));
+    let bytes = within(0x0a, within(0x12, scope));
     assert!(bytes.len() < 3 << 20);
     let decoded = decode(&bytes).unwrap();
     assert_eq!((decoded.invalid, decoded.spans.len()), (1 << 20, 0));

@@ -1,10 +1,11 @@
 //! `roomtrace doctor`: what this host allows, and what to do about the rest.
 
 use std::fmt::Write as _;
+use std::net::SocketAddr;
 
 use serde_json::json;
 
-use super::config::Config;
+use super::config::{Config, Spans};
 use super::{End, Failure, Outcome, print};
 use crate::engine::{self, Found};
 use crate::kernel;
@@ -28,6 +29,7 @@ pub(super) fn doctor(as_json: bool) -> Outcome {
             .collect();
         let text = serde_json::to_string_pretty(&json!({
             "ok": failed == 0, "checks": list, "engines": engines_json(&found, obstacle.as_deref()),
+            "spans": spans_json(),
         }))
         .map_err(|e| Failure::usage(anyhow::Error::new(e)))?;
         out = text + "\n";
@@ -40,6 +42,7 @@ pub(super) fn doctor(as_json: bool) -> Outcome {
             }
         }
         engines_text(&mut out, &found, &prefixes, obstacle.as_deref());
+        spans_text(&mut out);
         let _ = writeln!(
             out,
             "{}",
@@ -96,6 +99,34 @@ fn engines_text(
     }
     if let Some(why) = obstacle {
         let _ = writeln!(out, "       there may be more: {why}");
+    }
+}
+
+/// Addresses that the receiver of engines' spans has unless told otherwise, and why one cannot be had.
+fn span_addresses() -> impl Iterator<Item = (&'static str, SocketAddr, Option<String>)> {
+    let Spans { grpc, http, .. } = Spans::default();
+    let tried = |at: SocketAddr| std::net::TcpListener::bind(at).err().map(|e| e.to_string());
+    [("grpc", grpc), ("http", http)].into_iter().filter_map(move |(name, at)| Some((name, at?, tried(at?))))
+}
+
+fn spans_json() -> serde_json::Value {
+    span_addresses()
+        .map(|(name, at, error)| (name.to_owned(), json!({"address": at.to_string(), "taken": error})))
+        .collect::<serde_json::Map<_, _>>()
+        .into()
+}
+
+/// That one is taken is no fault of the host: a collector mostly listens there.
+fn spans_text(out: &mut String) {
+    for (name, at, error) in span_addresses() {
+        let _ = match error {
+            None => writeln!(out, "ok   engines' spans: {at} ({name}) can be had (spans.enabled)"),
+            Some(why) => writeln!(
+                out,
+                "--   engines' spans: {at} ({name}) cannot be had: {why}. With spans.enabled set spans.{name} to another address, \
+                 the engines' --otlp-traces-endpoint to that, and spans.forward.endpoint to whoever listens there"
+            ),
+        };
     }
 }
 

@@ -11,7 +11,7 @@ use crate::event::{Mono, SECOND};
 use crate::rooms::model::{Event, Role};
 use crate::rooms::room::Room;
 use crate::rooms::table::RoomTable;
-use crate::spans::{EngineRequest, JoinCounters, Joiner, SchedulerSpan};
+use crate::spans::{EngineRequest, JoinCounters, Joined, Joiner, SchedulerSpan};
 use crate::verdict::facts::SpanFacts;
 
 /// Requests kept of one room: two roles, once more after a retraction.
@@ -38,7 +38,7 @@ pub(crate) struct Scheduled {
 #[derive(Debug, Default)]
 pub(crate) struct Spans {
     joiner: Joiner,
-    joined: Vec<(u64, EngineRequest)>,
+    joined: Vec<Joined>,
     /// By the number under which the closed room is kept.
     untold: VecDeque<(Mono, u64)>,
     not_told: u64,
@@ -49,13 +49,13 @@ impl RoomTable {
     pub(crate) fn spans_came(&mut self, at: Mono, offset: i64, spans: &[SchedulerSpan]) {
         let mut joined = std::mem::take(&mut self.spans.joined);
         self.spans.joiner.take(at, offset, spans, &mut joined);
-        for (room, request) in joined.drain(..) {
+        for Joined { room, request, first } in joined.drain(..) {
             let known = self.join_spans(at, room, request);
             let c = &mut self.spans.joiner.counters;
             match known {
                 Some(true) => c.joined += 1,
                 Some(false) => {}
-                None => c.unmatched += 1,
+                None => c.unmatched += u64::from(first),
             }
         }
         self.spans.joined = joined;
@@ -147,6 +147,9 @@ pub(crate) fn facts(room: &Room) -> SpanFacts {
     let Some(request) = requests.iter().filter(of_prefill).max_by_key(|r| r.begin) else {
         return SpanFacts::default();
     };
-    let stage = |name: &str| request.stages.iter().find(|s| &*s.name == name).map(|s| s.end);
-    SpanFacts { forward_ended: stage("prefill_forward"), transferred: stage("prefill_transfer_kv_cache") }
+    let stage = |name: &str| request.stages.iter().find(|s| &*s.name == name);
+    SpanFacts {
+        computed: stage("prefill_forward").filter(|s| s.held).map(|s| s.end),
+        transferred: stage("prefill_transfer_kv_cache").map(|s| s.end),
+    }
 }

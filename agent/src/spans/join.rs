@@ -29,6 +29,13 @@ pub(crate) const SETTLED: u64 = 6 * SECOND;
 /// A trace without a request is kept this long after its last span. What is pinned for longer has told what it has to tell.
 const KEEP: u64 = 3600 * SECOND;
 
+/// The process that sends for an engine (`SGLANG_TRACE_ASYNC`) ends threads of which it has heard nothing for 300 s
+/// (`_CONTEXT_TTL` in `trace_async.py`), whether they hold the request still or not.
+const FORGOTTEN: u64 = 240 * SECOND;
+
+/// How often it is seen whether that time is over.
+const LOOK: u64 = 60 * SECOND;
+
 /// Traces looked at in one turn of the clock.
 const TURN: usize = 4096;
 
@@ -64,6 +71,9 @@ pub struct Stage {
     pub end: Mono,
     /// How many.
     pub spans: u32,
+    /// A thread that it ran in has not let the request go, as far as its spans tell: SGLang ends a thread's span when the
+    /// scheduler is done with the request, from 0.5.10 also where it fails or aborts it. `false` for earlier releases.
+    pub held: bool,
 }
 
 /// Counts since start.
@@ -105,6 +115,8 @@ struct Request {
     begin: Mono,
     end: Mono,
     failed: bool,
+    /// Its room is known, and was told.
+    joined: bool,
 }
 
 /// A thread, or the stages of one name in it.
@@ -114,11 +126,18 @@ struct Node {
     last: SpanId,
     parent: SpanId,
     after: SpanId,
+    /// When it ended, and whether with an error.
+    ended: (Mono, bool),
     /// `None`: a thread.
     stage: Option<Stage>,
 }
 
 impl Trace {
+    /// Whether a request of it has come.
+    fn told(&self) -> bool {
+        !self.requests.is_empty()
+    }
+
     fn size(&self) -> usize {
         1 + self.rooms.len() + self.requests.len() + self.nodes.len()
     }
@@ -146,16 +165,20 @@ impl Trace {
                         begin,
                         end,
                         failed: span.failed,
+                        joined: false,
                     });
                 }
                 fits
             }
-            What::Thread { .. } => self.node(span, None),
-            What::Stage(name) => self.node(span, Some(Stage { name: name.clone(), begin, end, spans: 1 })),
+            What::Thread { .. } => self.node(span, end, None),
+            What::Stage(name) => {
+                let stage = Stage { name: name.clone(), begin, end, spans: 1, held: false };
+                self.node(span, end, Some(stage))
+            }
         }
     }
 
-    fn node(&mut self, span: &SchedulerSpan, stage: Option<Stage>) -> bool {
+    fn node(&mut self, span: &SchedulerSpan, end: Mono, stage: Option<Stage>) -> bool {
         if let Some(new) = &stage {
             let same = |n: &&mut Node| {
                 n.parent == span.parent && n.stage.as_ref().is_some_and(|s| s.name == new.name)
@@ -169,7 +192,8 @@ impl Trace {
         let fits = self.nodes.len() < TRACE_NODES;
         if fits {
             let (first, last) = (span.id, span.id);
-            self.nodes.push(Node { first, last, parent: span.parent, after: span.after, stage });
+            let (parent, after, ended) = (span.parent, span.after, (end, span.failed));
+            self.nodes.push(Node { first, last, parent, after, ended, stage });
         }
         fits
     }
@@ -180,11 +204,14 @@ impl Trace {
     }
 
     /// Which request each node is of. Surely: what is within it. The span of a thread that has not ended is missing, so
-    /// else: what came after a stage of it. A trace that SGLang began itself is of one request alone (one room until 0.5.9).
+    /// else: what came after a stage of it. A trace that SGLang began itself is of one request alone.
     fn owners(&self, id: TraceId) -> Vec<Option<usize>> {
-        // SGLang's ids have 64 bits; a client's have 128.
+        // SGLang's ids have 64 bits; a client's have 128. Until 0.5.9 both engines of a room can be in one trace.
         let own = u128::from_be_bytes(id.0) <= u128::from(u64::MAX);
-        if own && self.requests.len() == 1 { vec![Some(0); self.nodes.len()] } else { self.followed() }
+        match self.requests.as_slice() {
+            [Request { room: Some(_), .. }] if own => vec![Some(0); self.nodes.len()],
+            _ => self.followed(),
+        }
     }
 
     fn followed(&self) -> Vec<Option<usize>> {
@@ -223,20 +250,30 @@ impl Trace {
         open.filter_map(|(at, (node, _))| Some((at, owner(node)?))).collect()
     }
 
-    fn request(&self, trace: TraceId, at: usize, owners: &[Option<usize>]) -> Option<EngineRequest> {
+    /// Whether the thread that a stage ran in is done with the request.
+    fn let_go(&self, node: &Node, stage: &Stage) -> bool {
+        let thread = self.nodes.iter().find(|n| n.stage.is_none() && n.first == node.parent);
+        thread.is_some_and(|Node { ended: (at, failed), .. }| *failed || at.since(stage.end) < FORGOTTEN)
+    }
+
+    fn request(&self, trace: TraceId, at: usize, owners: &[Option<usize>]) -> Option<(u64, EngineRequest)> {
         let r = self.requests.get(at)?;
+        let room = self.room_of(r)?;
         let mut stages: Vec<Stage> = Vec::new();
         for (node, _) in self.nodes.iter().zip(owners).filter(|(_, owner)| **owner == Some(at)) {
             let Some(stage) = &node.stage else { continue };
+            let held = r.room.is_some() && !self.let_go(node, stage);
+            let stage = Stage { held, ..stage.clone() };
             match stages.iter_mut().find(|s| s.name == stage.name) {
-                Some(known) => known.merge(stage),
-                None => stages.push(stage.clone()),
+                Some(known) => known.merge(&stage),
+                None => stages.push(stage),
             }
         }
         stages.sort_by_key(|s| (s.begin, s.end));
         let (rid, span) = (r.rid.clone(), r.id);
         let role = r.role.or_else(|| role_of(&stages));
-        Some(EngineRequest { role, rid, trace, span, begin: r.begin, end: r.end, failed: r.failed, stages })
+        let (begin, end, failed) = (r.begin, r.end, r.failed);
+        Some((room, EngineRequest { role, rid, trace, span, begin, end, failed, stages }))
     }
 }
 
@@ -245,6 +282,7 @@ impl Stage {
         self.begin = self.begin.min(other.begin);
         self.end = self.end.max(other.end);
         self.spans = self.spans.saturating_add(other.spans);
+        self.held |= other.held;
     }
 }
 
@@ -257,44 +295,47 @@ fn role_of(stages: &[Stage]) -> Option<Role> {
     })
 }
 
+/// What is new of a request whose room is known.
+#[derive(Debug)]
+pub(crate) struct Joined {
+    pub(crate) room: u64,
+    pub(crate) request: EngineRequest,
+    /// It was not told before.
+    pub(crate) first: bool,
+}
+
 /// Traces that wait.
 #[derive(Debug, Default)]
 pub(crate) struct Joiner {
     traces: HashMap<TraceId, Trace>,
-    /// Traces by when they are looked at next; of each that is known there is one.
-    order: VecDeque<(Mono, TraceId)>,
+    /// Traces whose request has come, or that are new, by when they are looked at.
+    soon: VecDeque<(Mono, TraceId)>,
+    /// Traces whose request has not come, likewise.
+    later: VecDeque<(Mono, TraceId)>,
     size: usize,
     pub(crate) counters: JoinCounters,
 }
 
 impl Joiner {
     /// Takes spans. `offset`: wall clock − monotonic clock, nanoseconds. What can be said of rooms now is appended.
-    pub(crate) fn take(
-        &mut self,
-        at: Mono,
-        offset: i64,
-        spans: &[SchedulerSpan],
-        joined: &mut Vec<(u64, EngineRequest)>,
-    ) {
+    pub(crate) fn take(&mut self, at: Mono, offset: i64, spans: &[SchedulerSpan], joined: &mut Vec<Joined>) {
         let mono = |unix: u64| Mono(u64::try_from(i128::from(unix) - i128::from(offset)).unwrap_or(0));
         let mut changed: SmallVec<[TraceId; 8]> = SmallVec::new();
         for span in spans {
             self.counters.spans += 1;
             let trace = self.traces.entry(span.trace).or_insert_with(|| {
-                self.order.push_back((at.plus(SETTLED), span.trace));
+                self.soon.push_back((at.plus(SETTLED), span.trace));
                 self.size += 1;
                 Trace::default()
             });
             trace.last = at;
-            let before = trace.size();
+            let before = (trace.size(), trace.told());
             if !trace.add(span, mono) {
                 self.counters.left_out += 1;
             }
-            self.size += trace.size() - before;
-            if let (What::Request { .. }, None) =
-                (&span.what, trace.requests.last().and_then(|r| trace.room_of(r)))
-            {
-                self.counters.without_room += 1;
+            self.size += trace.size() - before.0;
+            if trace.told() && !before.1 {
+                self.soon.push_back((at.plus(SETTLED), span.trace));
             }
             if changed.last() != Some(&span.trace) {
                 changed.push(span.trace);
@@ -308,22 +349,29 @@ impl Joiner {
         while self.size > MAX_NODES && self.give_up() {}
     }
 
-    fn tell(&self, id: TraceId, joined: &mut Vec<(u64, EngineRequest)>) {
-        let Some(trace) = self.traces.get(&id).filter(|t| !t.requests.is_empty()) else { return };
+    fn tell(&mut self, id: TraceId, joined: &mut Vec<Joined>) {
+        let Some(trace) = self.traces.get_mut(&id).filter(|t| t.told()) else { return };
         let owners = trace.owners(id);
-        for (at, request) in trace.requests.iter().enumerate() {
-            if let Some(room) = trace.room_of(request) {
-                joined.extend(trace.request(id, at, &owners).map(|r| (room, r)));
-            }
+        for at in 0..trace.requests.len() {
+            let Some((room, request)) = trace.request(id, at, &owners) else { continue };
+            let first = trace.requests.get_mut(at).is_some_and(|r| !std::mem::replace(&mut r.joined, true));
+            joined.push(Joined { room, request, first });
         }
     }
 
-    /// Gives the trace up that has waited longest; `false`: there is none.
+    fn forget(&mut self, id: TraceId) -> bool {
+        let Some(trace) = self.traces.remove(&id) else { return false };
+        self.size -= trace.size();
+        self.counters.without_room += trace.requests.iter().filter(|r| !r.joined).count() as u64;
+        true
+    }
+
+    /// Gives a trace up, first one that has waited long; `false`: there is none.
     fn give_up(&mut self) -> bool {
-        let Some((_, id)) = self.order.pop_front() else { return false };
-        if let Some(trace) = self.traces.remove(&id) {
-            self.size -= trace.size();
-            self.counters.evicted += u64::from(trace.requests.is_empty());
+        let Some((_, id)) = self.later.pop_front().or_else(|| self.soon.pop_front()) else { return false };
+        let waits = self.traces.get(&id).is_some_and(|t| !t.told());
+        if self.forget(id) {
+            self.counters.evicted += u64::from(waits);
         }
         true
     }
@@ -331,18 +379,26 @@ impl Joiner {
     /// Lets time pass.
     pub(crate) fn tick(&mut self, now: Mono) {
         for _ in 0..TURN {
-            let Some((_, id)) = self.order.front().copied().filter(|(due, _)| *due <= now) else { break };
-            self.order.pop_front();
-            let Some(trace) = self.traces.get(&id) else { continue };
-            let told = !trace.requests.is_empty();
-            let idle = now.since(trace.last);
-            if idle >= if told { SETTLED } else { KEEP } {
-                self.size -= trace.size();
-                self.counters.expired += u64::from(!told);
-                self.traces.remove(&id);
-            } else {
-                // In order of time, as everything waits equally long.
-                self.order.push_back((now.plus(SETTLED), id));
+            let Some((_, id)) = self.soon.pop_front_if(|(due, _)| *due <= now) else { break };
+            match self.traces.get(&id) {
+                None => {}
+                Some(trace) if !trace.told() => self.later.push_back((now.plus(LOOK), id)),
+                Some(trace) if now.since(trace.last) < SETTLED => {
+                    self.soon.push_back((now.plus(SETTLED), id))
+                }
+                Some(_) => drop(self.forget(id)),
+            }
+        }
+        for _ in 0..TURN {
+            let Some((_, id)) = self.later.pop_front_if(|(due, _)| *due <= now) else { break };
+            match self.traces.get(&id) {
+                Some(trace) if !trace.told() && now.since(trace.last) >= KEEP => {
+                    self.counters.expired += 1;
+                    self.forget(id);
+                }
+                Some(trace) if !trace.told() => self.later.push_back((now.plus(LOOK), id)),
+                // Gone, or looked at with those whose request has come.
+                _ => {}
             }
         }
         self.counters.waiting = self.traces.len() as u64;

@@ -232,8 +232,8 @@ impl RequestFacts {
 /// What prefill's scheduler says by its spans, of the room's last request there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SpanFacts {
-    /// End of `prefill_forward`, of the last rank that said so.
-    pub(crate) forward_ended: Option<Mono>,
+    /// End of `prefill_forward`, of the last rank that said so, where a scheduler still holds the request.
+    pub(crate) computed: Option<Mono>,
     /// End of `prefill_transfer_kv_cache`.
     pub(crate) transferred: Option<Mono>,
 }
