@@ -36,22 +36,6 @@ impl Proc {
         self
     }
 
-    /// It listens at these ports; so does another process of its network namespace, at 7000.
-    fn listens(&self, pid: u32, ports: &[u16]) -> &Self {
-        let dir = self.path().join(pid.to_string());
-        let mut table = "  sl  local_address rem_address   st\n".to_owned();
-        for port in ports.iter().chain([&7000]) {
-            let inode = 90_000 + u32::from(*port);
-            table += &format!(" 0: 0100007F:{port:04X} 00000000:0000 0A 0:0 00:0 0 0 0 {inode} 1 x\n");
-            if *port != 7000 {
-                let link = dir.join("fd").join(port.to_string());
-                std::os::unix::fs::symlink(format!("socket:[{inode}]"), link).unwrap();
-            }
-        }
-        std::fs::write(dir.join("net/tcp"), table).unwrap();
-        self
-    }
-
     fn look(&self) -> Found {
         Scanner::new(self.path().to_str().unwrap(), &["sglang::".to_owned()]).look().unwrap()
     }
@@ -92,21 +76,12 @@ fn the_python_above_a_scheduler_is_its_server_however_it_was_started() {
 #[test]
 fn the_controller_of_data_parallel_ranks_stands_between_them() {
     let proc = Proc::new();
-    proc.add(10, 1, &["python3", "my_launch.py"]).listens(10, &[8998, 31000]);
+    proc.add(10, 1, &["python3", "my_launch.py"]);
     proc.add(11, 10, &["sglang::data_parallel_controller"]).add(12, 11, SCHEDULER).add(13, 11, SCHEDULER);
     let found = proc.look();
     assert_eq!(servers(&found), [(10, 10), (11, 10), (12, 10), (13, 10)]);
-    // Nothing but what it listens at tells its port.
-    assert_eq!((found.processes[&10].http_port, found.processes[&10].role), (Some(31000), None));
-}
-
-#[test]
-fn of_several_ports_none_is_guessed() {
-    let proc = Proc::new();
-    proc.add(10, 1, &["python3", "my_launch.py"]).listens(10, &[31000, 31001]).add(11, 10, SCHEDULER);
-    let found = proc.look();
-    assert_eq!(servers(&found), [(10, 10), (11, 10)]);
-    assert_eq!(found.processes[&10].http_port, None);
+    // Its arguments name no port.
+    assert_eq!((found.processes[&10].http_port, found.processes[&10].role), (None, None));
 }
 
 #[test]

@@ -77,8 +77,14 @@ fn results(receiver: &SpanReceiver) -> Vec<(&'static str, &'static str, u64)> {
     receiver.counters().requests().filter(|(_, _, n)| *n > 0).collect()
 }
 
+/// The HTTP client wants to know its cryptography even where it speaks plain HTTP; a second call changes nothing.
+fn client() -> reqwest::Client {
+    drop(rustls::crypto::ring::default_provider().install_default());
+    reqwest::Client::new()
+}
+
 async fn post(to: SocketAddr, headers: &[(&str, &str)], body: Vec<u8>) -> (u16, HeaderMap, Bytes) {
-    let mut request = reqwest::Client::new().post(format!("http://{to}/v1/traces")).body(body);
+    let mut request = client().post(format!("http://{to}/v1/traces")).body(body);
     for (name, value) in headers {
         request = request.header(*name, *value);
     }
@@ -152,7 +158,7 @@ async fn the_opentelemetry_sdk_is_served_over_both_transports_with_and_without_g
         (format!("http://{}", at.grpc.unwrap()), format!("http://{}/v1/traces", at.http.unwrap()));
     let tonic = || SpanExporter::builder().with_tonic().with_endpoint(&grpc);
     let post = || {
-        let b = SpanExporter::builder().with_http().with_http_client(reqwest::Client::new());
+        let b = SpanExporter::builder().with_http().with_http_client(client());
         b.with_protocol(Wanted::HttpBinary).with_endpoint(&http)
     };
     for exporter in [
@@ -226,7 +232,7 @@ async fn bad_requests_over_http_get_the_answers_that_the_specification_demands()
         // google.rpc.Status: code and message.
         assert!(body.len() > 4 && body[0] == 0x08 && body[2] == 0x12, "{body:?}");
     }
-    let client = reqwest::Client::new();
+    let client = client();
     let get = client.get(format!("http://{to}/v1/traces")).send().await.unwrap();
     assert_eq!((get.status().as_u16(), get.headers()["allow"].as_bytes()), (405, &b"POST"[..]));
     let logs = client.post(format!("http://{to}/v1/logs")).body("").send().await.unwrap();

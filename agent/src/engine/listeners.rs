@@ -1,6 +1,5 @@
 //! Where an engine's HTTP server can be reached from here: what listens on its port, in whose network namespace.
 
-use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{BufRead as _, BufReader};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -9,9 +8,6 @@ use std::path::Path;
 
 /// Lines read of each table at most: listeners come first.
 const MAX_LINES: usize = 16_384;
-
-/// Open files of a process looked at, at most.
-const MAX_FILES: usize = 65_536;
 
 /// State of a listener (`TCP_LISTEN`, kernel `include/net/tcp_states.h`).
 const LISTEN: &str = "0A";
@@ -44,33 +40,6 @@ pub(super) fn address(proc: &Path, pid: u32, host: Option<&str>, port: u16) -> R
     }
     choose(&found, host)
         .ok_or_else(|| format!("nothing listens on its port {port} (not ready yet, or a Unix socket)"))
-}
-
-/// Ports at which this process listens. That takes the right to look at its open files (`CAP_SYS_PTRACE`, or the same user
-/// without more capabilities than ours): without it there are none.
-pub(super) fn ports(proc: &Path, pid: u32) -> Vec<u16> {
-    let of = proc.join(pid.to_string());
-    let Ok(files) = std::fs::read_dir(of.join("fd")) else { return Vec::new() };
-    let sockets: BTreeSet<u64> = files
-        .take(MAX_FILES)
-        .filter_map(|file| inode(std::fs::read_link(file.ok()?.path()).ok()?.to_str()?))
-        .collect();
-    let mut ports = Vec::new();
-    for line in
-        ["tcp", "tcp6"].into_iter().filter_map(|table| listening(&of.join("net").join(table))).flatten()
-    {
-        // Behind the state: queues, timer, retransmissions, user, timeout, inode.
-        let owned = line.split_ascii_whitespace().nth(9).and_then(|i| i.parse().ok());
-        if owned.is_some_and(|i: u64| sockets.contains(&i)) {
-            ports.extend(listener(&line).map(|a| a.port()));
-        }
-    }
-    ports
-}
-
-/// `socket:[4711]` → 4711.
-fn inode(link: &str) -> Option<u64> {
-    link.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok()
 }
 
 /// Lines of listeners, which come first. `None`: there is no such table; without IPv6 there is no tcp6.
@@ -164,14 +133,7 @@ mod tests {
         let here = listener.local_addr().unwrap();
         let pid = std::process::id();
         assert_eq!(address(Path::new("/proc"), pid, Some("127.0.0.1"), here.port()), Ok(here));
-        assert!(ports(Path::new("/proc"), pid).contains(&here.port()));
         drop(listener);
-        assert!(!ports(Path::new("/proc"), pid).contains(&here.port()));
-        assert!(ports(Path::new("/proc"), u32::MAX).is_empty());
-        assert_eq!(
-            (inode("socket:[4711]"), inode("pipe:[4711]"), inode("socket:[x]")),
-            (Some(4711), None, None)
-        );
         let gone = address(Path::new("/proc"), pid, None, here.port()).unwrap_err();
         assert!(gone.contains(&here.port().to_string()), "{gone}");
         assert!(address(Path::new("/proc"), u32::MAX, None, 1).is_err());

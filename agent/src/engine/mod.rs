@@ -294,8 +294,8 @@ fn address(proc: &Path, target: &Target) -> Result<SocketAddr, String> {
         Some(Server { port: Some(port), host, .. }) => {
             listeners::address(proc, target.pid, host.as_deref(), *port)
         }
-        Some(_) => Err("its HTTP port is not known: it was started by a script of its own, whose arguments name no --port, and \
-                        which listens at no port yet, at several, or at ports that the agent may not see (CAP_SYS_PTRACE)"
+        Some(_) => Err("its HTTP port is not known: it was started by a script of its own, whose arguments name no --port. \
+                        Name it there to have the engine's counts asked for; its requests are read all the same"
             .to_owned()),
         None => Err("its HTTP server is not known: the process at its top is no Python that could have started it"
             .to_owned()),

@@ -131,7 +131,7 @@ pub struct Server {
     pub role: Option<Role>,
     /// `--host`.
     pub host: Option<String>,
-    /// `--port`, or its default; of a script that names none, the port that it listens at. `None`: not known.
+    /// `--port`, or its default, which a script of its own does not have. `None`: not known.
     pub port: Option<u16>,
     /// `--disaggregation-bootstrap-port`, or its default. Decode has none of its own.
     pub bootstrap_port: Option<u16>,
@@ -166,16 +166,6 @@ pub(super) fn script(args: &[String]) -> Server {
 
 fn port(args: &[String], name: &str) -> Option<u16> {
     option(args, name)?.parse().ok()
-}
-
-/// Of the ports that a script listens at, that of its HTTP server: the only one, the bootstrap server's apart, or SGLang's
-/// default. `None`: it cannot be told.
-pub(super) fn http_port(listens: &[u16], bootstrap: Option<u16>) -> Option<u16> {
-    let bootstrap = bootstrap.unwrap_or(DEFAULT_BOOTSTRAP_PORT);
-    let mut others = listens.iter().copied().filter(|p| *p != bootstrap);
-    let default = listens.contains(&DEFAULT_PORT).then_some(DEFAULT_PORT);
-    let only = others.next().filter(|only| others.all(|p| p == *only));
-    default.or(only)
 }
 
 /// Value of an option, `--a b` or `--a=b`; the last one counts, as for Python's `argparse`.
@@ -341,17 +331,10 @@ mod tests {
     }
 
     #[test]
-    fn a_script_that_says_no_port_is_asked_what_it_listens_at() {
+    fn a_script_has_no_port_but_the_one_it_says() {
         let s = script(&args("python my_launch.py --disaggregation-mode=prefill --port 31000"));
         assert_eq!((s.role, s.port, s.bootstrap_port), (Some(Role::Prefill), Some(31000), None));
         assert_eq!(script(&args("python my_launch.py")), Server::default());
-        assert_eq!(http_port(&[31000], None), Some(31000));
-        assert_eq!(http_port(&[8998, 31000, 31000], None), Some(31000));
-        assert_eq!(http_port(&[9000, 31000], Some(9000)), Some(31000));
-        assert_eq!(http_port(&[40000, 30000, 8998], None), Some(30000));
-        for unclear in [&[][..], &[8998], &[31000, 31001]] {
-            assert_eq!(http_port(unclear, None), None, "{unclear:?}");
-        }
     }
 
     #[test]

@@ -1,15 +1,12 @@
 //! Finds the processes of engines in `/proc`. Reads nothing that needs a privilege: `comm`, `stat`, `cmdline` and `cgroup`
-//! are open to all, also of other users' processes, unless `/proc` is mounted with `hidepid`. Only which ports a script
-//! listens at that starts an engine within itself takes one, and is not known without.
+//! are open to all, also of other users' processes, unless `/proc` is mounted with `hidepid`.
 //!
 //! Bounded: [`MAX_FOUND`] processes, 64 KiB of a command line.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::Read as _;
-use std::path::Path;
 
-use super::listeners;
 use super::process::{self, Program, Server, Stat};
 use crate::rooms::model::EngineProcess;
 
@@ -62,8 +59,6 @@ struct Seen {
     args: Vec<String>,
     place: crate::rooms::model::Place,
     read: u8,
-    /// Of a script: the port of its HTTP server.
-    port: Option<u16>,
     /// The look in which it was last read.
     look: u64,
 }
@@ -173,18 +168,8 @@ impl Scanner {
     }
 
     /// What a script says that has started an engine within itself.
-    fn script(&mut self, pid: u32) -> Server {
-        let seen = self.seen.get(&pid);
-        let mut server = seen.map(|s| process::script(&s.args)).unwrap_or_default();
-        server.port = server.port.or_else(|| seen.and_then(|s| s.port));
-        if server.port.is_none() {
-            let proc = self.path.get(..self.root).unwrap_or_default();
-            server.port = process::http_port(&listeners::ports(Path::new(proc), pid), server.bootstrap_port);
-            if let Some(seen) = self.seen.get_mut(&pid) {
-                seen.port = server.port;
-            }
-        }
-        server
+    fn script(&self, pid: u32) -> Server {
+        self.seen.get(&pid).map(|s| process::script(&s.args)).unwrap_or_default()
     }
 
     /// Whether this process starts only below an engine's server.
@@ -242,10 +227,10 @@ impl Scanner {
         }
         self.read(pid, "stat", LONGEST)?;
         let stat = process::stat(&self.text)?;
-        let (mut read, mut port) = (0, None);
+        let mut read = 0;
         if let Some(before) = self.seen.get_mut(&pid).filter(|s| s.stat == stat) {
             before.look = self.looks;
-            (read, port) = (before.read, before.port);
+            read = before.read;
         }
         if read >= READ_TIMES {
             return Some(());
@@ -254,8 +239,7 @@ impl Scanner {
         let cgroup = self.read(pid, "cgroup", LONGEST);
         let place = cgroup.map(|()| process::place(&String::from_utf8_lossy(&self.text))).unwrap_or_default();
         let args = args.unwrap_or_default();
-        self.seen
-            .insert(pid, Seen { stat, args, place, read: read.saturating_add(1), port, look: self.looks });
+        self.seen.insert(pid, Seen { stat, args, place, read: read.saturating_add(1), look: self.looks });
         Some(())
     }
 

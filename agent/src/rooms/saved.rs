@@ -22,6 +22,7 @@ use crate::rooms::peers::{
 use crate::rooms::requests::legs::RoomRequest;
 use crate::rooms::room::{Abort, Link, MAX_LINKS, MAX_MARKS, Mark, Room};
 use crate::rooms::slab::{NOT_KEPT, Tomb};
+use crate::rooms::spans::Scheduled;
 use crate::rooms::table::{Config, RoomTable};
 use crate::rooms::tcp::Pile;
 use crate::rooms::threads::SavedThreads;
@@ -212,6 +213,9 @@ struct SavedRoom {
     staging_wait: Option<Mono>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     request: Option<Box<RoomRequest>>,
+    /// What a transfer that passed meanwhile would have said is said by the rank's connection, which has moved then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    scheduled: Option<Box<Scheduled>>,
     marks: Vec<Mark>,
     marks_dropped: u32,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -349,6 +353,7 @@ impl Saver<'_> {
             failed_inside: r.failed_inside,
             staging_wait: r.staging_wait,
             request: r.request.clone(),
+            scheduled: r.scheduled.clone(),
             marks,
             marks_dropped: r.marks_dropped,
             judgement: r.judgement.as_deref().cloned(),
@@ -588,6 +593,7 @@ impl RoomTable {
         (room.bootstrap_at, room.computed_at, room.abort) = (r.bootstrap_at, r.computed_at, r.abort);
         (room.failed_inside, room.staging_wait) = (r.failed_inside, r.staging_wait);
         room.request = r.request;
+        room.scheduled = r.scheduled;
         // Of several requests that share a leg only the newest is named: it cannot be told whether all of them are open.
         let legs = room.request.as_deref_mut().into_iter().flat_map(RoomRequest::legs_mut);
         legs.filter(|l| l.is_open() && l.open != 1).for_each(|l| l.seen.out_of_sight = true);

@@ -7,6 +7,8 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 use crate::event::{Mono, SECOND};
 use crate::rooms::model::{Event, Role};
 use crate::rooms::room::Room;
@@ -26,8 +28,8 @@ const SLACK: u64 = 2 * SECOND;
 /// See [`Scheduled::told`].
 const SETTLED: u64 = crate::spans::SETTLED;
 
-/// What schedulers said of one room.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// What schedulers said of one room. Part of the state file's format.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Scheduled {
     pub(crate) requests: Vec<EngineRequest>,
     /// The outputs have it, or will: of a room that has closed it is told apart, once the last spans must have come.

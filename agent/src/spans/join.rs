@@ -10,6 +10,8 @@ use hashbrown::HashMap;
 use smallvec::SmallVec;
 
 use super::decode::{SchedulerSpan, SpanId, TraceId, What};
+use serde::{Deserialize, Serialize};
+
 use crate::event::{Mono, SECOND};
 use crate::rooms::model::Role;
 
@@ -39,8 +41,8 @@ const LOOK: u64 = 60 * SECOND;
 /// Traces looked at in one turn of the clock.
 const TURN: usize = 4096;
 
-/// What one engine's scheduler said of one request.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// What one engine's scheduler said of one request. Part of the state file's format.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EngineRequest {
     /// The engine's role, where its spans tell.
     pub role: Option<Role>,
@@ -60,8 +62,8 @@ pub struct EngineRequest {
     pub stages: Vec<Stage>,
 }
 
-/// A stage of a request: all spans of one name, of all ranks.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// A stage of a request: all spans of one name, of all ranks. Part of the state file's format.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stage {
     /// Name (`prefill_forward`).
     pub name: Box<str>,

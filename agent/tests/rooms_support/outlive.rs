@@ -89,7 +89,12 @@ pub(super) fn check(w: &mut World) {
                 verdict(&other)
             );
         }
-        let labels = |t: &RoomTable| t.gauges().pinned;
+        // In no order.
+        let labels = |t: &RoomTable| {
+            let mut pinned = t.gauges().pinned;
+            pinned.sort_by_key(|p| format!("{p:?}"));
+            pinned
+        };
         assert!(
             !all_same || labels(&w.table) == labels(&other),
             "{:#?} {:#?}",
