@@ -350,7 +350,7 @@ fn no_byte_of_a_prompt_is_in_any_state_or_input() {
     clean("asked", &format!("{:?}", rig.control));
     assert!(inputs.contains("asked 7 Tail"), "{inputs}");
     rig.send(STREAM_HEAD);
-    rig.send(&super::web::chunk(&format!("data: {{\"text\":\"{SECRET}\"}}\n\n")));
+    rig.send(&chunk(&format!("data: {{\"text\":\"{SECRET}\"}}\n\n")));
     clean("while it is answered", &format!("{:?}", rig.control));
     clean("saved", &serde_json::to_string(&rig.control.save()).unwrap());
     rig.send(LAST);

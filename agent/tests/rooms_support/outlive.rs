@@ -89,7 +89,11 @@ pub(super) fn check(w: &mut World) {
                 verdict(&other)
             );
         }
-        let labels = |t: &RoomTable| t.gauges().pinned;
+        let labels = |t: &RoomTable| {
+            let mut pinned = t.gauges().pinned;
+            pinned.sort_by_key(|g| (g.role, g.class, g.confidence, g.owed_instance.clone()));
+            pinned
+        };
         assert!(
             !all_same || labels(&w.table) == labels(&other),
             "{:#?} {:#?}",
