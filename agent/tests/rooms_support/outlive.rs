@@ -89,10 +89,9 @@ pub(super) fn check(w: &mut World) {
                 verdict(&other)
             );
         }
-        // In no order.
         let labels = |t: &RoomTable| {
             let mut pinned = t.gauges().pinned;
-            pinned.sort_by_key(|p| format!("{p:?}"));
+            pinned.sort_by_key(|g| (g.role, g.class, g.confidence, g.owed_instance.clone()));
             pinned
         };
         assert!(

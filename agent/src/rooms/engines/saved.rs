@@ -64,11 +64,7 @@ impl Engines {
         let known = |e: &&Engine| e.moved.is_none() && (e.pid.is_some() || e.address.is_some());
         let (standing, others): (Vec<_>, Vec<_>) =
             self.iter().filter(|(_, e)| known(e)).partition(|(_, e)| e.stopped.is_some());
-        let mut saved: Vec<SavedEngine> =
-            standing.into_iter().chain(others).take(MAX_SAVED).map(|(id, e)| self.saved(id, e)).collect();
-        // The same file for the same engines.
-        saved.iter_mut().for_each(|e| e.others.sort_unstable());
-        saved
+        standing.into_iter().chain(others).take(MAX_SAVED).map(|(id, e)| self.saved(id, e)).collect()
     }
 
     fn saved(&self, id: EngineId, e: &Engine) -> SavedEngine {
