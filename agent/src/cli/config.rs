@@ -96,6 +96,8 @@ pub struct Config {
     pub export: Export,
     /// HTTP server of the agent.
     pub http: Http,
+    /// What is read of the GPUs.
+    pub gpu: Gpu,
     /// What a restarted agent goes on from.
     pub state: State,
     /// What is kept to be replayed later.
@@ -141,6 +143,22 @@ pub struct Engine {
 impl Default for Engine {
     fn default() -> Self {
         Self { scrape: true, interval: Duration::from_secs(15) }
+    }
+}
+
+/// What is read of the GPUs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Gpu {
+    /// Whether they are read.
+    pub enabled: bool,
+    /// The driver's library (NVML); `None`: `libnvidia-ml.so.1`, where the loader finds it.
+    pub library: Option<PathBuf>,
+}
+
+impl Default for Gpu {
+    fn default() -> Self {
+        Self { enabled: true, library: None }
     }
 }
 

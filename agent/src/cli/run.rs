@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 
 use super::config::Config;
 use super::engines::{Engines, told};
+use super::gpus::GpuReaders;
 use super::{End, Failure, Outcome, measure, recording, room_config};
 use crate::control::Judgement;
 use crate::event::{Mono, SECOND};
@@ -73,6 +74,7 @@ pub(super) fn run(config: &Config) -> Outcome {
         capture,
         pipeline,
         engines: Engines::start(config),
+        gpus: GpuReaders::start(config),
         keeper,
         recording,
         exports,
@@ -112,6 +114,7 @@ struct Agent {
     capture: Capture,
     pipeline: Pipeline,
     engines: Engines,
+    gpus: GpuReaders,
     keeper: Option<Keeper>,
     recording: Option<Recording>,
     exports: Exports,
@@ -139,6 +142,7 @@ impl Agent {
             let at = now();
             let Self { capture, pipeline, engines, .. } = self;
             engines.turn(at, pipeline, capture);
+            self.gpus.turn();
             if at.since(ticked) >= TICK {
                 ticked = at;
                 self.pipeline.tick(at);
@@ -153,7 +157,8 @@ impl Agent {
                 engines.second(pipeline, capture);
                 self.warn_of_unreadable();
                 let keeper = self.keeper.as_ref();
-                let snapshot = measurements(at, &self.pipeline, &self.capture, &self.identity, keeper);
+                let mut snapshot = measurements(at, &self.pipeline, &self.capture, &self.identity, keeper);
+                self.gpus.second(at, &mut snapshot);
                 self.exports.publish(snapshot);
             }
             self.write_down(at);
@@ -292,10 +297,11 @@ impl Agent {
             "requests": measure::request_status(&self.pipeline),
             "rooms": measure::room_status(&self.pipeline),
             "engines": self.engines.status(&self.pipeline),
+            "gpus": self.gpus.status(now()),
             "state": self.keeper.as_ref().map(|k| measure::state_status(&k.path, &k.counters)),
             "sources": {
                 "frames": "kernel hooks on socket calls",
-                "requests": self.requests.then_some("kernel hooks on socket calls"), "scheduler_spans": null, "gpu": null,
+                "requests": self.requests.then_some("kernel hooks on socket calls"), "scheduler_spans": null, "gpu": self.gpus.source(),
             },
         })
     }
