@@ -7,7 +7,7 @@
 //! ```
 //!
 //! `stream`, `zmtp`, `http`, `sglang`, `spans`, `rooms` and `verdict` are pure: no I/O, no clock (time is an argument), no
-//! unsafe code. `kernel` is the only module with unsafe code.
+//! unsafe code. `kernel` is the only module with unsafe code, but for one file that calls the GPU driver (`gpu/driver.rs`).
 #![deny(unsafe_code)]
 
 pub mod cli;
@@ -15,6 +15,7 @@ pub mod control;
 pub mod engine;
 pub mod event;
 pub mod export;
+pub mod gpu;
 pub mod http;
 pub mod kernel;
 pub mod pipeline;

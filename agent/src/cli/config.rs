@@ -99,6 +99,8 @@ pub struct Config {
     pub export: Export,
     /// HTTP server of the agent.
     pub http: Http,
+    /// What is read of the GPUs.
+    pub gpu: Gpu,
     /// What a restarted agent goes on from.
     pub state: State,
     /// What is kept to be replayed later.
@@ -166,6 +168,22 @@ impl Default for Spans {
         let loopback = std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
         let at = |port| Some(SocketAddr::new(loopback, port));
         Self { enabled: false, grpc: at(4317), http: at(4318), forward: ForwardConfig::default() }
+    }
+}
+
+/// What is read of the GPUs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Gpu {
+    /// Whether they are read.
+    pub enabled: bool,
+    /// The driver's library (NVML); `None`: `libnvidia-ml.so.1`, where the loader finds it.
+    pub library: Option<PathBuf>,
+}
+
+impl Default for Gpu {
+    fn default() -> Self {
+        Self { enabled: true, library: None }
     }
 }
 

@@ -6,17 +6,18 @@ use std::net::SocketAddr;
 use serde_json::json;
 
 use super::config::{Config, Spans};
-use super::{End, Failure, Outcome, print};
+use super::{End, Failure, Outcome, gpus, print};
 use crate::engine::{self, Found};
 use crate::kernel;
 use crate::rooms::model::{EngineProcess, Role};
 
 /// Prints every check; ends with 3 when one fails: this host cannot be observed.
-pub(super) fn doctor(as_json: bool) -> Outcome {
+pub(super) fn doctor(config: &Config, as_json: bool) -> Outcome {
     let checks = kernel::preflight();
     let failed = checks.iter().filter(|c| !c.ok).count();
-    let prefixes = Config::default().capture.engine_comms;
-    let found = engine::look_once(&prefixes);
+    let prefixes = &config.capture.engine_comms;
+    let found = engine::look_once(prefixes);
+    let standing = gpus::look_once(config);
     let obstacle = engine::obstacle(std::path::Path::new("/proc"));
     let mut out = String::new();
     if as_json {
@@ -30,6 +31,7 @@ pub(super) fn doctor(as_json: bool) -> Outcome {
         let text = serde_json::to_string_pretty(&json!({
             "ok": failed == 0, "checks": list, "engines": engines_json(&found, obstacle.as_deref()),
             "spans": spans_json(),
+            "gpus": gpus::doctor_json(standing.as_ref()),
         }))
         .map_err(|e| Failure::usage(anyhow::Error::new(e)))?;
         out = text + "\n";
@@ -41,8 +43,9 @@ pub(super) fn doctor(as_json: bool) -> Outcome {
                 let _ = writeln!(out, "       what to do: {}", c.what_to_do);
             }
         }
-        engines_text(&mut out, &found, &prefixes, obstacle.as_deref());
+        engines_text(&mut out, &found, prefixes, obstacle.as_deref());
         spans_text(&mut out);
+        gpus::doctor_text(&mut out, standing.as_ref());
         let _ = writeln!(
             out,
             "{}",

@@ -5,6 +5,7 @@ pub mod config;
 mod doctor;
 mod engines;
 mod explain;
+mod gpus;
 mod measure;
 mod recording;
 mod remote;
@@ -143,6 +144,9 @@ struct RunArgs {
     /// Keep what the rooms were told in this file, for `roomtrace replay` (256 MiB at most, the oldest go first).
     #[arg(long, env = "ROOMTRACE_RECORD", value_name = "FILE")]
     record: Option<PathBuf>,
+    /// Do not read the GPUs.
+    #[arg(long, env = "ROOMTRACE_NO_GPU", value_parser = clap::builder::FalseyValueParser::new())]
+    no_gpu: bool,
     /// No state file: a restarted agent knows nothing of what was pinned before.
     #[arg(long, conflicts_with = "state")]
     no_state: bool,
@@ -219,6 +223,9 @@ struct BundleArgs {
 
 #[derive(Args)]
 struct DoctorArgs {
+    /// Configuration file of the agent: names of engine processes, the GPU driver's library.
+    #[arg(long, env = "ROOMTRACE_CONFIG", value_name = "FILE")]
+    config: Option<PathBuf>,
     /// JSON instead of text.
     #[arg(long)]
     json: bool,
@@ -266,6 +273,12 @@ impl Overrides {
     }
 }
 
+impl DoctorArgs {
+    fn resolve(&self) -> Result<Config, Failure> {
+        self.config.as_deref().map_or_else(|| Ok(Config::default()), Config::read).map_err(Failure::usage)
+    }
+}
+
 impl RunArgs {
     fn resolve(&self) -> Result<Config, Failure> {
         let mut config = self.overrides.resolve()?;
@@ -286,6 +299,7 @@ impl RunArgs {
         if let Some(file) = &self.record {
             config.record.file = Some(file.clone());
         }
+        config.gpu.enabled &= !self.no_gpu;
         if self.no_state {
             config.state.file = None;
         }
@@ -311,7 +325,7 @@ pub fn main() -> ExitCode {
         Command::Rooms(args) => remote::rooms(&args),
         Command::Explain(args) => remote::explain(&args),
         Command::Bundle(args) => bundle::bundle(&args),
-        Command::Doctor(args) => doctor::doctor(args.json),
+        Command::Doctor(args) => args.resolve().and_then(|config| doctor::doctor(&config, args.json)),
         Command::Config(ConfigCommand::Check { file }) => check(&file),
         Command::Config(ConfigCommand::Show(args)) => args.resolve().and_then(|config| show(&config)),
     };

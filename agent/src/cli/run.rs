@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 
 use super::config::Config;
 use super::engines::{Engines, told};
+use super::gpus::GpuReaders;
 use super::spans::Spans;
 use super::{End, Failure, Outcome, measure, recording, room_config, unread};
 use crate::control::Judgement;
@@ -76,6 +77,7 @@ pub(super) fn run(config: &Config) -> Outcome {
         capture,
         pipeline,
         engines: Engines::start(config),
+        gpus: GpuReaders::start(config),
         keeper,
         recording,
         exports,
@@ -120,6 +122,7 @@ struct Agent {
     capture: Capture,
     pipeline: Pipeline,
     engines: Engines,
+    gpus: GpuReaders,
     keeper: Option<Keeper>,
     recording: Option<Recording>,
     exports: Exports,
@@ -149,6 +152,7 @@ impl Agent {
             let Self { capture, pipeline, engines, .. } = self;
             engines.turn(at, pipeline, capture);
             self.spans.turn(at, &self.clock, &mut self.pipeline);
+            self.gpus.turn();
             if at.since(ticked) >= TICK {
                 ticked = at;
                 self.pipeline.tick(at);
@@ -165,6 +169,7 @@ impl Agent {
                 let keeper = self.keeper.as_ref();
                 let mut snapshot = measurements(at, &self.pipeline, &self.capture, &self.identity, keeper);
                 self.spans.measure(&mut snapshot, &self.pipeline);
+                self.gpus.second(at, &mut snapshot);
                 self.exports.publish(snapshot);
             }
             self.write_down(at);
@@ -298,10 +303,11 @@ impl Agent {
             "rooms": measure::room_status(&self.pipeline),
             "engines": self.engines.status(&self.pipeline),
             "spans": self.spans.status(&self.pipeline),
+            "gpus": self.gpus.status(now()),
             "state": self.keeper.as_ref().map(|k| measure::state_status(&k.path, &k.counters)),
             "sources": {
                 "frames": "kernel hooks on socket calls",
-                "requests": self.requests.then_some("kernel hooks on socket calls"), "scheduler_spans": self.spans.runs().then_some("OTLP from the engines"), "gpu": null,
+                "requests": self.requests.then_some("kernel hooks on socket calls"), "scheduler_spans": self.spans.runs().then_some("OTLP from the engines"), "gpu": self.gpus.source(),
             },
         })
     }

@@ -9,6 +9,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::counters::{Counters, Reason, Signal};
+use super::metrics_gpu;
+pub use super::metrics_gpu::GpuMetrics;
 use super::process::Process;
 use crate::event::{Direction, Mono, NotCaptured};
 use crate::rooms::model::{Outcome, Role};
@@ -81,6 +83,8 @@ pub struct MetricsSnapshot {
     pub state_writes: Vec<(&'static str, u64)>,
     /// Its length, bytes.
     pub state_bytes: Option<u64>,
+    /// What is measured of the GPUs.
+    pub gpu: GpuMetrics,
 }
 
 /// Pinned rooms with the same labels.
@@ -212,7 +216,11 @@ pub(super) const PHASE_DURATION_BOUNDS: [f64; 15] =
     [0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 120.0, 300.0, 600.0];
 
 /// Every metric but the histogram.
-pub(super) static METRICS: &[Descriptor] = &[
+pub(super) fn metrics() -> impl Iterator<Item = &'static Descriptor> {
+    METRICS.iter().chain(metrics_gpu::METRICS)
+}
+
+static METRICS: &[Descriptor] = &[
     Descriptor {
         name: "roomtrace_rooms_open",
         kind: Type::Gauge,
@@ -574,7 +582,7 @@ fn plain(value: Option<f64>) -> Vec<Point> {
 }
 
 #[allow(clippy::cast_precision_loss, reason = "Prometheus and OTLP carry doubles; exact to 2^53")]
-fn count(n: u64) -> f64 {
+pub(super) fn count(n: u64) -> f64 {
     n as f64
 }
 
@@ -586,7 +594,7 @@ pub(super) fn seconds(nanos: u64) -> f64 {
 /// The reference, as `docs/metrics.md` has it.
 pub fn reference() -> String {
     let mut rows: Vec<(&str, Type, &str, String, &str)> =
-        METRICS.iter().map(|d| (d.name, d.kind, d.unit, d.labels.join(", "), d.help)).collect();
+        metrics().map(|d| (d.name, d.kind, d.unit, d.labels.join(", "), d.help)).collect();
     let histogram = PHASE_DURATION_LABELS.join(", ");
     rows.push((PHASE_DURATION, Type::Histogram, "s", histogram, PHASE_DURATION_HELP));
     rows.sort_by_key(|r| (r.0.starts_with("process_"), r.0));
@@ -653,7 +661,7 @@ mod tests {
             counters: Arc::default(),
             process: Process::default(),
         };
-        for d in METRICS {
+        for d in metrics() {
             for p in (d.read)(&source) {
                 assert_eq!(p.labels.iter().map(|l| l.0).collect::<Vec<_>>(), d.labels, "{}", d.name);
             }

@@ -11,6 +11,7 @@ mod events;
 pub mod finding;
 mod http;
 pub mod metrics;
+mod metrics_gpu;
 pub mod otlp;
 mod phases;
 mod process;

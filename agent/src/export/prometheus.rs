@@ -16,8 +16,8 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 
 use super::metrics::{
-    Descriptor, METRICS, PHASE_DURATION, PHASE_DURATION_BOUNDS, PHASE_DURATION_HELP, PHASE_DURATION_LABELS,
-    Source, Type,
+    Descriptor, PHASE_DURATION, PHASE_DURATION_BOUNDS, PHASE_DURATION_HELP, PHASE_DURATION_LABELS, Source,
+    Type, metrics,
 };
 use crate::rooms::model::{Phase, Role};
 
@@ -98,7 +98,7 @@ struct Snapshot {
 
 impl Collector for Snapshot {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        METRICS.iter().try_for_each(|d| encode_one(d, &self.source, &mut encoder))
+        metrics().try_for_each(|d| encode_one(d, &self.source, &mut encoder))
     }
 }
 

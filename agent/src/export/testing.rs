@@ -4,7 +4,7 @@
 use smallvec::{SmallVec, smallvec};
 
 use crate::event::{Comm, Direction, Mono, NotCaptured, SECOND, Task};
-use crate::export::metrics::{MetricsSnapshot, PinnedRooms};
+use crate::export::metrics::{GpuMetrics, MetricsSnapshot, PinnedRooms};
 use crate::rooms::model::{
     Completeness, Event, MessageMark, Outcome, Phase, Place, RankView, Role, RoomSnapshot, View,
 };
@@ -237,6 +237,14 @@ pub(crate) fn full_snapshot() -> MetricsSnapshot {
         state_restored: vec![("rooms", 2)],
         state_writes: vec![("written", 3)],
         state_bytes: Some(4096),
+        gpu: GpuMetrics {
+            copy_bytes: vec![("GPU-a".into(), "pcie", "tx", 1 << 30)],
+            xids: vec![("GPU-a".into(), 79, 1)],
+            calls: vec![("GPU-a".into(), "answered", 40)],
+            call_nanos: vec![("GPU-a".into(), 8_000_000)],
+            unusable: vec![("GPU-a".into(), "ambiguous", 2)],
+            unreadable: vec![("GPU-a".into(), "lost", 1)],
+        },
     }
 }
 

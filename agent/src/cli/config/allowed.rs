@@ -51,6 +51,11 @@ const ALLOWED: &[(&str, &str)] = &[
     ("export.otlp.queue.bytes", "a whole number of at least 1, in bytes"),
     ("export.otlp.queue.keep", "a duration such as 5m"),
     ("export.otlp.file", "the path of a file, or null"),
+    ("gpu.enabled", "true or false"),
+    (
+        "gpu.library",
+        "the path of the driver's library, such as /usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1, or null",
+    ),
     ("http.enabled", "true or false"),
     ("http.listen", "an IP address with a port, such as 127.0.0.1:9713 or \"[::1]:9713\""),
     ("record.file", "the path of a file, or null"),

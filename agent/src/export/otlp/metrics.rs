@@ -21,8 +21,8 @@ use crate::export::complaint::Complaint;
 use crate::export::counters::{Counters, Reason, Signal};
 use crate::export::http::Published;
 use crate::export::metrics::{
-    Descriptor, METRICS, PHASE_DURATION, PHASE_DURATION_BOUNDS, PHASE_DURATION_HELP, PHASE_DURATION_LABELS,
-    Point, Source, Type,
+    Descriptor, PHASE_DURATION, PHASE_DURATION_BOUNDS, PHASE_DURATION_HELP, PHASE_DURATION_LABELS, Point,
+    Source, Type, metrics,
 };
 use crate::export::process::Process;
 use crate::rooms::model::{Phase, Role};
@@ -66,7 +66,7 @@ impl Metrics {
         let provider = SdkMeterProvider::builder().with_reader(reader).with_resource(resource).build();
         let meter = provider.meter("roomtrace");
         let source = Shared { published, counters };
-        for d in METRICS {
+        for d in metrics() {
             observe(&meter, d, source.clone());
         }
         let durations = meter

@@ -1,0 +1,352 @@
+//! What the GPUs of this host move and suffer, read from the driver's library (NVML).
+//!
+//! All of it is of whole devices: the driver has no record of one copy, and no reading of one process's bytes. One thread loads the
+//! library and then waits for errors, one more per GPU reads that GPU. A call may hang in the driver for ever: then that thread
+//! hangs, its readings stop, and what was not read is not measured. Nobody waits for these threads, at the end neither. Readings go
+//! over one bounded channel. `counter`, `windows` and `model` are pure; `driver` is the only file with unsafe code.
+
+mod counter;
+mod driver;
+pub mod model;
+mod sampler;
+mod standing;
+pub mod windows;
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver, SyncSender, TrySendError};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, Thread};
+use std::time::{Duration, Instant};
+
+pub use counter::{Count, Counters, Told, Unusable, Width, bytes_at, bytes_between, fastest_pcie};
+pub use standing::{GpuStanding, Library, Standing};
+
+use crate::event::Mono;
+use crate::kernel::monotonic;
+use driver::{Driver, Events, Gpu, TROUBLE, XID};
+use model::{MAX_GPUS, Reading, What};
+use sampler::Sampler;
+use standing::Watched;
+
+/// Readings that wait at most: more than all GPUs give in a second.
+const READINGS: usize = 4096;
+
+/// How often a library is looked for that was not there: drivers are installed while the agent runs.
+const LOOK_AGAIN: Duration = Duration::from_mins(1);
+
+/// How long one wait for an event takes, milliseconds.
+const WAIT: u32 = 1000;
+
+/// Events that come at once at most; then a pause, whatever the driver says.
+const BURST: u32 = 64;
+
+/// What to read and how often.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// The driver's library; `None`: where the loader finds it.
+    pub library: Option<PathBuf>,
+    /// Between two readings of a GPU while no room is in transfer.
+    pub idle: Duration,
+    /// The same while one is. More than 100 ms, below which the driver's rates (GPM) are not refreshed.
+    pub busy: Duration,
+    /// `/proc`, or what stands for it.
+    pub proc: String,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            library: None,
+            idle: Duration::from_secs(1),
+            busy: Duration::from_millis(125),
+            proc: "/proc".into(),
+        }
+    }
+}
+
+/// The threads, and what they read. Dropping it ends those that the driver lets go.
+#[derive(Debug)]
+pub struct Readers {
+    readings: Receiver<Reading>,
+    shared: Arc<Mutex<Standing>>,
+    pace: Arc<Pace>,
+}
+
+/// What the threads are to do.
+#[derive(Debug, Default)]
+struct Pace {
+    busy: AtomicBool,
+    stop: AtomicBool,
+    /// Threads that sleep between readings.
+    sleepers: Mutex<Vec<Thread>>,
+}
+
+impl Pace {
+    fn wake(&self) {
+        self.sleepers.lock().unwrap_or_else(PoisonError::into_inner).iter().for_each(Thread::unpark);
+    }
+
+    fn stopped(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Readers {
+    fn drop(&mut self) {
+        self.pace.stop.store(true, Ordering::Relaxed);
+        self.pace.wake();
+    }
+}
+
+impl Readers {
+    /// Starts reading. Threads inherit the privileges of the caller: none is needed but access to the driver's device files.
+    ///
+    /// # Errors
+    ///
+    /// That of starting a thread.
+    pub fn start(settings: &Settings) -> std::io::Result<Self> {
+        let (send, readings) = mpsc::sync_channel(READINGS);
+        let (shared, pace) = (Arc::default(), Arc::<Pace>::default());
+        let loader = Loader {
+            settings: settings.clone(),
+            watched: Watched::new(&shared, None),
+            shared: Arc::clone(&shared),
+            pace: Arc::clone(&pace),
+            readings: send,
+        };
+        let thread = thread::Builder::new().name("roomtrace-gpu".to_owned()).spawn(move || loader.run())?;
+        pace.sleepers.lock().unwrap_or_else(PoisonError::into_inner).push(thread.thread().clone());
+        Ok(Self { readings, shared, pace })
+    }
+
+    /// What was read since the last call, in order for each GPU.
+    pub fn readings(&self) -> impl Iterator<Item = Reading> + '_ {
+        self.readings.try_iter()
+    }
+
+    /// Whether any room is in transfer: then readings are closer together.
+    pub fn set_busy(&self, busy: bool) {
+        if self.pace.busy.swap(busy, Ordering::Relaxed) != busy && busy {
+            self.pace.wake();
+        }
+    }
+
+    /// How the work stands.
+    pub fn standing(&self) -> Standing {
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+/// Loads the library, starts a thread per GPU, and waits for errors of all of them.
+struct Loader {
+    settings: Settings,
+    watched: Watched,
+    shared: Arc<Mutex<Standing>>,
+    pace: Arc<Pace>,
+    readings: SyncSender<Reading>,
+}
+
+impl Loader {
+    fn run(self) {
+        let Some(gpus) = self.load() else { return };
+        self.watch(&gpus);
+    }
+
+    /// The GPUs, once there is a driver; `None`: nobody wants to know any more.
+    fn load(&self) -> Option<(Driver, BTreeMap<u32, Gpu>)> {
+        while !self.pace.stopped() {
+            match look(&self.settings, &self.watched) {
+                Ok((driver, gpus)) => {
+                    for (index, gpu) in &gpus {
+                        self.read(*index, gpu.clone());
+                    }
+                    return Some((driver, gpus));
+                }
+                Err(why) => {
+                    let new = self.watched.all(|s| {
+                        let absent = Library::Absent(why.clone());
+                        std::mem::replace(&mut s.library, absent.clone()) != absent
+                    });
+                    if new {
+                        tracing::info!("GPU copy activity is not measured: {why}");
+                    }
+                }
+            }
+            let looked = Instant::now();
+            // Others are woken with it for other reasons.
+            while !self.pace.stopped() && looked.elapsed() < LOOK_AGAIN {
+                thread::park_timeout(LOOK_AGAIN.saturating_sub(looked.elapsed()));
+            }
+        }
+        None
+    }
+
+    /// Starts the thread that reads one GPU.
+    fn read(&self, index: u32, gpu: Gpu) {
+        let (settings, pace, readings) =
+            (self.settings.clone(), Arc::clone(&self.pace), self.readings.clone());
+        let watched = Watched::new(&self.shared, Some(index));
+        let started = thread::Builder::new().name(format!("roomtrace-gpu{index}")).spawn(move || {
+            read_gpu(gpu, index, &settings, &watched, &pace, &readings);
+        });
+        match started {
+            Ok(thread) => {
+                let mut sleepers = self.pace.sleepers.lock().unwrap_or_else(PoisonError::into_inner);
+                sleepers.push(thread.thread().clone());
+            }
+            Err(error) => tracing::warn!(%error, gpu = index, "a GPU is not read"),
+        }
+    }
+
+    /// Waits for errors of all GPUs, for ever.
+    fn watch(&self, (driver, gpus): &(Driver, BTreeMap<u32, Gpu>)) {
+        let set = match self.watched.call("nvmlEventSetCreate", || driver.events()) {
+            Ok(set) => set,
+            Err(why) => return self.watched.all(|s| s.events_error = Some(why.to_string())),
+        };
+        let mut registered = Vec::new();
+        for (index, gpu) in gpus {
+            match self.watched.call("nvmlDeviceRegisterEvents", || set.register(gpu)) {
+                Ok(()) => registered.push((*index, gpu.clone())),
+                Err(why) => {
+                    self.watched.all(|s| s.events_refused.insert(*index, why.to_string()));
+                }
+            }
+        }
+        let (indexes, gpus): (Vec<u32>, Vec<Gpu>) = registered.into_iter().unzip();
+        while !gpus.is_empty() && !self.pace.stopped() {
+            let began = Instant::now();
+            let mut events = 0;
+            while events < BURST && self.wait(&set, &indexes, &gpus) {
+                events += 1;
+            }
+            // A driver that does not wait as it was asked to must not keep a processor busy.
+            let pause = Duration::from_millis(WAIT.into()).saturating_sub(began.elapsed());
+            if events == 0 || events == BURST {
+                thread::park_timeout(pause);
+            }
+        }
+    }
+
+    /// Waits once: whether there was an event.
+    fn wait(&self, set: &Events, indexes: &[u32], gpus: &[Gpu]) -> bool {
+        let event = match set.wait(WAIT, gpus) {
+            Ok(event) => event,
+            Err(why) => {
+                self.watched.all(|s| s.events_error = Some(why.to_string()));
+                return false;
+            }
+        };
+        self.watched.all(|s| s.events_error = None);
+        let Some(event) = event else { return false };
+        match event.gpu.and_then(|n| indexes.get(n)) {
+            Some(index) if event.kind & XID != 0 => self.report(*index, What::Xid(event.data)),
+            Some(index) if event.kind & TROUBLE != 0 => self.report(*index, What::Trouble(event.kind)),
+            _ => self.watched.all(|s| s.events_unknown += 1),
+        }
+        true
+    }
+
+    fn report(&self, index: u32, what: What) {
+        send(&self.readings, &self.watched, Reading { at: monotonic(), index, what });
+    }
+}
+
+/// Loads the driver and looks which GPUs it has.
+fn look(settings: &Settings, watched: &Watched) -> Result<(Driver, BTreeMap<u32, Gpu>), String> {
+    let library: Option<OsString> = settings.library.clone().map(Into::into);
+    let driver = watched.call("dlopen and nvmlInit", || Driver::load(library.as_deref()))?;
+    let version = watched.call("nvmlSystemGetDriverVersion", || driver.version()).ok();
+    let count = watched
+        .call("nvmlDeviceGetCount", || driver.count())
+        .map_err(|why| format!("the driver does not tell how many GPUs it has: {why}"))?;
+    let most = u32::try_from(MAX_GPUS).unwrap_or(u32::MAX);
+    let mut gpus = BTreeMap::new();
+    for index in 0..count.min(most) {
+        match watched.call("nvmlDeviceGetHandleByIndex", || driver.gpu(index)) {
+            Ok(gpu) => {
+                gpus.insert(index, gpu);
+            }
+            Err(why) => {
+                Watched::new(watched.shared(), Some(index)).missing(&why.to_string());
+            }
+        }
+    }
+    watched.all(|s| {
+        s.library = Library::Loaded(version);
+        s.left_out = count.saturating_sub(most);
+    });
+    Ok((driver, gpus))
+}
+
+fn read_gpu(
+    gpu: Gpu,
+    index: u32,
+    settings: &Settings,
+    watched: &Watched,
+    pace: &Pace,
+    readings: &SyncSender<Reading>,
+) {
+    let mut sampler = Sampler::new(gpu, index, settings, watched.clone());
+    let name = watched.name();
+    send(readings, watched, Reading { at: monotonic(), index, what: What::Named(name.into()) });
+    let mut listens = true;
+    while listens && !pace.stopped() {
+        let began = Instant::now();
+        sampler.turn(&mut |at, what| listens &= send(readings, watched, Reading { at, index, what }));
+        let mut pause = sampler.pause(settings, pace.busy.load(Ordering::Relaxed));
+        while !pace.stopped() && began.elapsed() < pause {
+            thread::park_timeout(pause.saturating_sub(began.elapsed()));
+            pause = sampler.pause(settings, pace.busy.load(Ordering::Relaxed));
+        }
+    }
+}
+
+/// Hands a reading on; `false`: nobody listens any more.
+fn send(to: &SyncSender<Reading>, watched: &Watched, reading: Reading) -> bool {
+    match to.try_send(reading) {
+        Ok(()) => true,
+        Err(TrySendError::Full(_)) => {
+            watched.all(|s| s.held += 1);
+            true
+        }
+        Err(TrySendError::Disconnected(_)) => false,
+    }
+}
+
+/// Looks once at what the driver has and which readings it gives, for `doctor`. Comes back within `limit`, whatever the driver does.
+pub fn look_once(settings: &Settings, limit: Duration) -> Standing {
+    let shared = Arc::<Mutex<Standing>>::default();
+    let (done, ended) = mpsc::sync_channel::<()>(1);
+    let (watched, settings) = (Watched::new(&shared, None), settings.clone());
+    let inner = Arc::clone(&shared);
+    let started = thread::Builder::new().name("roomtrace-gpu".to_owned()).spawn(move || {
+        let _done = done;
+        match look(&settings, &watched) {
+            Err(why) => watched.all(|s| s.library = Library::Absent(why)),
+            Ok((_, gpus)) => {
+                let samplers = gpus.into_iter().map(|(index, gpu)| {
+                    Sampler::new(gpu, index, &settings, Watched::new(&inner, Some(index)))
+                });
+                let mut samplers: Vec<Sampler> = samplers.collect();
+                // Rates and counters need two readings.
+                for pause in [settings.busy, Duration::ZERO] {
+                    samplers.iter_mut().for_each(|s| s.turn(&mut |_: Mono, _: What| ()));
+                    thread::sleep(pause);
+                }
+            }
+        }
+    });
+    match started {
+        // Ends when the sender is dropped, or at the limit.
+        Ok(_) => drop(ended.recv_timeout(limit)),
+        Err(error) => {
+            let why = format!("no thread could be started to ask the driver: {error}");
+            shared.lock().unwrap_or_else(PoisonError::into_inner).library = Library::Absent(why);
+        }
+    }
+    shared.lock().unwrap_or_else(PoisonError::into_inner).clone()
+}

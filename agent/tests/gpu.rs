@@ -1,0 +1,422 @@
+//! GPUs read through the real loader from a library that stands in for the driver's and answers as a script says: each test has a copy
+//! of its own, loaded under a path of its own, so that they share no state.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stdout,
+    clippy::cast_precision_loss,
+    clippy::float_arithmetic,
+    clippy::needless_pass_by_value,
+    reason = "tests"
+)]
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use roomtrace::event::{Mono, SECOND};
+use roomtrace::gpu::model::{Gpu, Gpus, MAX_GPUS};
+use roomtrace::gpu::windows::{Link, Source};
+use roomtrace::gpu::{Library, Readers, Settings, Standing, look_once};
+use roomtrace::kernel::monotonic;
+
+/// The built library; it lies beside the test's own program.
+fn built() -> PathBuf {
+    let program = std::env::current_exe().unwrap();
+    let library = program.parent().unwrap().join("libnvml_stand_in.so");
+    assert!(library.exists(), "{} is not there: it is built with the tests", library.display());
+    library
+}
+
+/// A driver that a test scripts.
+struct Driver {
+    folder: tempfile::TempDir,
+}
+
+impl Driver {
+    fn new(script: &str) -> Self {
+        Self::without(&[], script)
+    }
+
+    /// One whose library lacks these symbols: they have other names in its copy.
+    fn without(missing: &[&str], script: &str) -> Self {
+        let driver = Self { folder: tempfile::tempdir().unwrap() };
+        let mut bytes = std::fs::read(built()).unwrap();
+        for name in missing {
+            let name = format!("\0{name}\0").into_bytes();
+            let places: Vec<usize> = bytes
+                .windows(name.len())
+                .enumerate()
+                .filter(|(_, window)| *window == name.as_slice())
+                .map(|(n, _)| n)
+                .collect();
+            assert!(!places.is_empty(), "{}", String::from_utf8_lossy(&name));
+            for place in places {
+                *bytes.get_mut(place + 1).unwrap() = b'x';
+            }
+        }
+        std::fs::write(driver.library(), bytes).unwrap();
+        driver.script(script);
+        driver
+    }
+
+    fn library(&self) -> PathBuf {
+        self.folder.path().join("libnvidia-ml.so.1")
+    }
+
+    /// From now on it answers like this.
+    fn script(&self, text: &str) {
+        let new = self.folder.path().join("new");
+        std::fs::write(&new, text).unwrap();
+        std::fs::rename(new, self.folder.path().join("libnvidia-ml.so.1.script")).unwrap();
+    }
+
+    fn settings(&self) -> Settings {
+        Settings { library: Some(self.library()), idle: Duration::from_millis(125), ..Settings::default() }
+    }
+
+    fn start(&self) -> Watch {
+        Watch { readers: Readers::start(&self.settings()).unwrap(), gpus: Gpus::default() }
+    }
+}
+
+/// What was read so far.
+struct Watch {
+    readers: Readers,
+    gpus: Gpus,
+}
+
+impl Watch {
+    /// Reads on until `enough`, or fails after a time in which it must have come.
+    fn until(&mut self, what: &str, enough: impl Fn(&Gpus, &Standing) -> bool) {
+        let end = Instant::now() + Duration::from_secs(60);
+        loop {
+            for reading in self.readers.readings() {
+                self.gpus.take(&reading);
+            }
+            let standing = self.readers.standing();
+            if enough(&self.gpus, &standing) {
+                return;
+            }
+            assert!(Instant::now() < end, "{what}: {standing:#?} {:#?}", self.gpus);
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    fn gpu(&self, index: u32) -> &Gpu {
+        self.gpus.iter().find(|(i, _)| *i == index).unwrap().1
+    }
+}
+
+fn gpu(gpus: &Gpus, index: u32) -> Option<&Gpu> {
+    gpus.iter().find(|(i, _)| *i == index).map(|(_, gpu)| gpu)
+}
+
+/// Whether at least `seconds` were read of a GPU's PCIe since `from`.
+fn read(gpus: &Gpus, index: u32, from: Mono, seconds: u64) -> bool {
+    let window = gpu(gpus, index).and_then(|g| g.history.window(Link::Pcie, from, Mono(u64::MAX)));
+    window.is_some_and(|w| w.to.since(from) >= seconds * SECOND)
+}
+
+#[test]
+fn a_transfer_shows_and_a_stalled_one_is_zero_not_absent() {
+    let driver = Driver::new("gpus=2\n0.gpm=1\n0.pcie_tx=4e9\n0.pcie_rx=1e6\n1.gpm=1\n");
+    let mut watch = driver.start();
+    let begun = monotonic();
+    watch.until("two seconds", |gpus, _| read(gpus, 0, begun, 2) && read(gpus, 1, begun, 2));
+    let (from, to) = (begun.plus(SECOND / 2), begun.plus(2 * SECOND));
+    let active = watch.gpu(0).history.window(Link::Pcie, from, to).unwrap();
+    assert_eq!((active.source, active.coverage), (Source::Gpm, 1000));
+    // The bounds are those of the readings, and so is the number.
+    let seconds = active.to.since(active.from) as f64 / 1e9;
+    let rate = active.out as f64 / seconds;
+    assert!((3e9..5e9).contains(&rate) && active.into < active.out / 1000, "{active:?}");
+    let stalled = watch.gpu(1).history.window(Link::Pcie, from, to).unwrap();
+    assert_eq!((stalled.out, stalled.into, stalled.coverage), (0, 0, 1000));
+    // It stalls while it is looked at.
+    driver.script("gpus=2\n0.gpm=1\n1.gpm=1\n");
+    let stopped = monotonic().plus(SECOND / 2);
+    watch.until("it stalls", |gpus, _| read(gpus, 0, stopped, 1));
+    let after = watch.gpu(0).history.window(Link::Pcie, stopped, stopped.plus(SECOND)).unwrap();
+    assert_eq!((after.out, after.into), (0, 0));
+}
+
+#[test]
+fn a_gpu_without_gpm_is_read_by_its_counters_also_around_their_end() {
+    // 32 bits, 64 MiB before their end, on a link that needs most of a second to go round.
+    let driver = Driver::new(
+        "0.generation=1\n0.bits=32\n0.start_tx=4227858432\n0.pcie_tx=2e8\n0.pcie_rx=0\n0.nvlink_tx=1e9\n",
+    );
+    let mut watch = driver.start();
+    watch.readers.set_busy(true);
+    let begun = monotonic();
+    watch.until("two seconds", |gpus, _| read(gpus, 0, begun, 2));
+    let window =
+        watch.gpu(0).history.window(Link::Pcie, begun.plus(SECOND / 2), begun.plus(2 * SECOND)).unwrap();
+    let rate = window.out as f64 / (window.to.since(window.from) as f64 / 1e9);
+    assert_eq!((window.source, window.into), (Source::Counters, 0));
+    assert!((1e8..3e8).contains(&rate), "{window:?}");
+    let nvlink =
+        watch.gpu(0).history.window(Link::NvLink, begun.plus(SECOND / 2), begun.plus(2 * SECOND)).unwrap();
+    assert!(nvlink.source == Source::Counters && nvlink.out > 0 && nvlink.into == 0, "{nvlink:?}");
+    assert_eq!(watch.gpu(0).history.window(Link::C2c, begun, monotonic()), None);
+    let total = watch.gpu(0).moved.get(&Link::Pcie).unwrap().0;
+    assert!(total > 1 << 27, "beyond the counter's end: {total}");
+}
+
+#[test]
+fn a_narrow_counter_that_is_read_too_seldom_is_not_measured() {
+    let driver = Driver::new("0.bits=32\n0.pcie_tx=1e9\n");
+    let mut watch = driver.start();
+    watch.until("ambiguous", |_, s| s.gpus.values().any(|g| g.ambiguous >= 3));
+    assert_eq!(watch.gpu(0).windows(Mono(0), Mono(u64::MAX)).count(), 0);
+}
+
+#[test]
+fn what_the_driver_serves_twice_is_not_zero() {
+    let driver = Driver::new("0.frozen=1\n0.pcie_tx=1e9\n");
+    let mut watch = driver.start();
+    watch.until("many calls", |_, s| s.gpus.values().any(|g| g.calls > 20));
+    assert_eq!(watch.gpu(0).windows(Mono(0), Mono(u64::MAX)).count(), 0);
+}
+
+#[test]
+fn the_last_resort_is_an_instant_and_says_so() {
+    let driver = Driver::new("0.fields=0\n0.pcie_tx=1e9\n");
+    let mut watch = driver.start();
+    let begun = monotonic();
+    watch.until("three instants", |gpus, _| read(gpus, 0, begun, 2));
+    let window = watch.gpu(0).history.window(Link::Pcie, begun, begun.plus(2 * SECOND)).unwrap();
+    assert!(window.source == Source::Throughput && window.coverage < 200 && window.out > 0, "{window:?}");
+    assert!(watch.gpu(0).moved.is_empty(), "an instant adds nothing to the total");
+}
+
+#[test]
+fn errors_and_health_are_told_with_their_gpu() {
+    let driver = Driver::new("gpus=2\nxids=1:79 1:31\n1.recovery=1\n1.clocks=72\n");
+    let mut watch = driver.start();
+    watch.until("errors", |gpus, _| gpu(gpus, 1).is_some_and(|g| g.xids.len() == 2));
+    watch.until("health", |gpus, _| gpu(gpus, 1).is_some_and(|g| g.recovery.is_some() && g.clocks.is_some()));
+    let hit = watch.gpu(1);
+    assert_eq!(hit.xids.iter().map(|(_, n)| *n).collect::<Vec<_>>(), [79, 31]);
+    assert_eq!((hit.recovery.unwrap().1, hit.clocks.unwrap().1), (1, 72));
+    assert!(watch.gpu(0).xids.is_empty());
+}
+
+#[test]
+fn a_lost_gpu_is_told_and_the_other_goes_on() {
+    let driver = Driver::new("gpus=2\n0.gpm=1\n1.gpm=1\n0.util=3\n");
+    let mut watch = driver.start();
+    watch.until("both", |gpus, _| gpus.iter().count() == 2);
+    let lost = ["nvmlGpmSampleGet", "nvmlDeviceGetFieldValues", "nvmlDeviceGetUtilizationRates"];
+    let rules: String = lost.iter().map(|f| format!("0.fail.{f}=15\n")).collect();
+    driver.script(&format!(
+        "gpus=2\n0.gpm=1\n1.gpm=1\n{rules}0.fail.nvmlDeviceGetCurrentClocksEventReasons=15\n\
+                            0.fail.nvmlDeviceGetComputeRunningProcesses_v3=15\n"
+    ));
+    watch.until("lost", |gpus, s| {
+        gpu(gpus, 0).is_some_and(|g| g.lost.is_some()) && s.gpus.values().any(|g| g.lost)
+    });
+    let then = monotonic();
+    watch.until("the other", |gpus, _| read(gpus, 1, then, 1));
+    assert_eq!(watch.gpu(0).history.window(Link::Pcie, then.plus(SECOND / 2), monotonic()), None);
+}
+
+#[test]
+fn a_call_that_hangs_is_not_measured_and_holds_up_nobody() {
+    let driver = Driver::new("gpus=2\n0.gpm=1\n1.gpm=1\n");
+    let mut watch = driver.start();
+    watch.until("both", |gpus, _| [0, 1].iter().all(|g| gpu(gpus, *g).is_some_and(|g| !g.moved.is_empty())));
+    driver.script("gpus=2\n0.gpm=1\n1.gpm=1\n0.delay.nvmlGpmSampleGet=3600000\n");
+    watch.until("it hangs", |_, s| {
+        s.hanging(monotonic(), SECOND)
+            .iter()
+            .any(|(gpu, call, _)| *gpu == Some(0) && *call == "nvmlGpmSampleGet")
+    });
+    let then = monotonic();
+    watch.until("the other", |gpus, _| read(gpus, 1, then, 1));
+    assert_eq!(watch.gpu(0).history.window(Link::Pcie, then, monotonic()), None);
+    // Nobody waits for it, also at the end.
+    let began = Instant::now();
+    drop(watch);
+    assert!(began.elapsed() < Duration::from_secs(30));
+}
+
+#[test]
+fn a_call_that_comes_back_late_has_told_nothing() {
+    let driver = Driver::new("0.gpm=1\n0.pcie_tx=1e9\n0.delay.nvmlGpmSampleGet=700\n");
+    let mut watch = driver.start();
+    watch.until("late", |_, s| s.gpus.values().any(|g| g.late >= 3));
+    assert_eq!(watch.gpu(0).windows(Mono(0), Mono(u64::MAX)).count(), 0);
+}
+
+#[test]
+fn a_split_gpu_is_read_as_a_whole_and_says_so() {
+    let driver = Driver::new("0.mig=1\n0.gpm=1\n0.pcie_tx=1e8\n");
+    let mut watch = driver.start();
+    let begun = monotonic();
+    watch.until("a second", |gpus, _| read(gpus, 0, begun, 1));
+    let window = watch.gpu(0).history.window(Link::Pcie, begun, monotonic()).unwrap();
+    // Its instances have no PCIe rate of their own.
+    assert!(window.source == Source::Counters && window.out > 0, "{window:?}");
+    assert_eq!(watch.gpu(0).computing(begun, monotonic()), None);
+    let standing = watch.readers.standing();
+    let of = standing.gpus.values().next().unwrap();
+    assert_eq!((of.mig, of.sources.get(&Link::Pcie)), (Some(true), Some(&Some(Source::Counters))));
+    assert!(of.not_read.get("utilization").is_some_and(|why| why.contains("not supported")), "{of:?}");
+}
+
+#[test]
+fn a_guest_that_is_told_nothing_says_why() {
+    let driver = Driver::new("0.virtualization=2\n0.fail.nvmlGpmQueryDeviceSupport=3\n0.pcie_tx=1e9\n");
+    let standing = look_once(&driver.settings(), Duration::from_secs(60));
+    let of = standing.gpus.values().next().unwrap();
+    assert_eq!(of.virtualization, Some("vGPU guest"));
+    assert_eq!(of.sources.get(&Link::Pcie), Some(&None), "{of:#?}");
+    for reading in ["gpm", "pcie_counters", "pcie_throughput"] {
+        assert!(of.not_read.contains_key(reading), "{reading}: {of:?}");
+    }
+}
+
+#[test]
+fn processes_are_found_also_where_the_driver_gets_their_layout_wrong() {
+    let own = std::process::id();
+    for stride in [24, 32] {
+        let driver = Driver::new(&format!("0.stride={stride}\n0.pids={own},1\n"));
+        let mut watch = driver.start();
+        watch.until("processes", |gpus, _| gpus.of(own).count() == 1 && gpus.of(1).count() == 1);
+    }
+    let driver = Driver::new(&format!("0.pids={own},4194305,0\n"));
+    let mut watch = driver.start();
+    watch.until("those that live", |gpus, _| gpus.of(own).count() == 1);
+    assert_eq!(watch.gpu(0).processes.len(), 1);
+}
+
+#[test]
+fn no_driver_is_said_and_no_error() {
+    let nowhere = Settings { library: Some("/nowhere/libnvidia-ml.so.1".into()), ..Settings::default() };
+    let standing = look_once(&nowhere, Duration::from_secs(60));
+    assert!(matches!(&standing.library, Library::Absent(why) if why.contains("/nowhere/")), "{standing:?}");
+    let readers = Readers::start(&nowhere).unwrap();
+    let end = Instant::now() + Duration::from_secs(60);
+    while readers.standing().library == Library::Looking && Instant::now() < end {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert_eq!(readers.standing().library, standing.library);
+    assert_eq!(readers.readings().count(), 0);
+    // Something that is a library and not the driver's, and something that is none.
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("x.so");
+    std::fs::write(&file, "no library").unwrap();
+    let loaded = |library: &Path| {
+        look_once(&Settings { library: Some(library.into()), ..Settings::default() }, Duration::from_secs(60))
+            .library
+    };
+    assert!(matches!(loaded(&file), Library::Absent(_)));
+    let foreign = Driver::without(&["nvmlInit_v2", "nvmlInitWithFlags"], "");
+    assert!(matches!(loaded(&foreign.library()), Library::Absent(why) if why.contains("not the driver's")));
+    // One that will not start.
+    assert!(
+        matches!(loaded(&Driver::new("fail.nvmlInit_v2=9").library()), Library::Absent(why) if why.contains("not loaded"))
+    );
+}
+
+#[test]
+fn an_old_driver_without_half_of_it_is_read_as_far_as_it_goes() {
+    let driver = Driver::without(
+        &[
+            "nvmlGpmQueryDeviceSupport",
+            "nvmlGpmSampleAlloc",
+            "nvmlGpmSampleGet",
+            "nvmlGpmMetricsGet",
+            "nvmlGpmSampleFree",
+            "nvmlShutdown",
+            "nvmlEventSetCreate",
+            "nvmlEventSetFree",
+            "nvmlDeviceGetCurrentClocksEventReasons",
+            "nvmlDeviceGetMigMode",
+            "nvmlDeviceGetName",
+            "nvmlSystemGetDriverVersion",
+        ],
+        "0.pcie_tx=1e8\n",
+    );
+    let mut watch = driver.start();
+    let begun = monotonic();
+    watch.until("a second", |gpus, _| read(gpus, 0, begun, 1));
+    watch.until("no events", |_, s| s.events_error.is_some());
+    let standing = watch.readers.standing();
+    assert_eq!(standing.library, Library::Loaded(None));
+    let of = standing.gpus.values().next().unwrap();
+    assert_eq!(of.not_read.get("gpm").map(String::as_str), Some("not in this driver's library"));
+    assert_eq!((of.mig, of.sources.get(&Link::Pcie)), (None, Some(&Some(Source::Counters))));
+}
+
+#[test]
+fn nonsense_is_counted_and_never_measured() {
+    let driver = Driver::new("gpus=2\n0.nonsense=1\n0.gpm=1\n1.nonsense=1\nxids=7:1\n");
+    let mut watch = driver.start();
+    watch.until("nonsense", |_, s| s.gpus.len() == 2 && s.gpus.values().all(|g| g.nonsense + g.refused > 10));
+    for index in [0, 1] {
+        let gpu = watch.gpu(index);
+        assert_eq!(&*gpu.name, format!("index-{index}").as_str());
+        assert_eq!(gpu.windows(Mono(0), Mono(u64::MAX)).count(), 0);
+        assert!(gpu.computing(Mono(0), Mono(u64::MAX)).is_none() && gpu.processes.is_empty());
+    }
+    watch.until("an event of no GPU", |_, s| s.events_unknown == 1);
+    // Far more GPUs than there are.
+    let standing = look_once(&Driver::new("gpus=100\n").settings(), Duration::from_secs(60));
+    assert_eq!((standing.gpus.len(), standing.left_out), (MAX_GPUS, 68));
+}
+
+#[test]
+fn doctor_comes_back_though_the_driver_does_not() {
+    let driver = Driver::new("delay.nvmlInit_v2=3600000\n");
+    let standing = look_once(&driver.settings(), Duration::from_millis(300));
+    assert_eq!(
+        (standing.library, standing.in_call.map(|c| c.0)),
+        (Library::Looking, Some("dlopen and nvmlInit"))
+    );
+}
+
+/// What reading costs: 8 GPUs, 10 times a second. Told, not asserted: the machine is shared. `--nocapture --ignored` shows it.
+#[test]
+#[ignore = "a measurement"]
+fn cost_of_reading() {
+    for (name, kind, busy) in [("gpm", "gpm=1", 110), ("counters", "bits=64", 100)] {
+        let rules: String =
+            (0..8).map(|g| format!("{g}.{kind}\n{g}.pcie_tx=1e9\n{g}.nvlink_tx=1e9\n")).collect();
+        let driver = Driver::new(&format!("gpus=8\n{rules}"));
+        let settings = Settings { busy: Duration::from_millis(busy), ..driver.settings() };
+        let mut watch = Watch { readers: Readers::start(&settings).unwrap(), gpus: Gpus::default() };
+        watch.readers.set_busy(true);
+        watch.until("all", |gpus, _| (0..8).all(|g| gpu(gpus, g).is_some_and(|g| !g.moved.is_empty())));
+        let cpu = || -> u64 {
+            let threads = std::fs::read_dir("/proc/self/task").unwrap().filter_map(Result::ok);
+            let gpu = threads.filter(|t| {
+                std::fs::read_to_string(t.path().join("comm")).is_ok_and(|c| c.starts_with("roomtrace-gpu"))
+            });
+            // Nanoseconds on the processor come first (kernel: Documentation/scheduler/sched-stats.rst).
+            gpu.filter_map(|t| {
+                std::fs::read_to_string(t.path().join("schedstat"))
+                    .ok()?
+                    .split(' ')
+                    .next()?
+                    .parse::<u64>()
+                    .ok()
+            })
+            .sum()
+        };
+        let calls = |w: &Watch| w.readers.standing().gpus.values().map(|g| g.calls).sum::<u64>();
+        let (cpu_before, calls_before, began) = (cpu(), calls(&watch), Instant::now());
+        std::thread::sleep(Duration::from_secs(10));
+        let (used, asked, took) =
+            (cpu() - cpu_before, calls(&watch) - calls_before, began.elapsed().as_secs_f64());
+        let percent = used as f64 / 1e7 / took;
+        println!(
+            "{name}: {percent:.2} % of a core, {:.0} readings/s, {:.1} µs each",
+            asked as f64 / took,
+            used as f64 / 1e3 / asked as f64
+        );
+        drop(watch);
+        std::thread::sleep(Duration::from_millis(300));
+    }
+}
