@@ -108,6 +108,8 @@ proptest! {
             prop_assert!(w.table.asks().len() <= 64);
             let _ = w.table.open().count();
         }
+        // What is pinned is judged anew each second: its evidence may be newer until then.
+        w.wait(1_100);
         for s in w.table.pinned() {
             let v = s.verdict.unwrap();
             if v.class == Class::ReceiverSilent && v.confidence == Confidence::Certain {
