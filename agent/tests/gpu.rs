@@ -2,6 +2,8 @@
 //! of its own, loaded under a path of its own, so that they share no state.
 #![allow(
     clippy::unwrap_used,
+    clippy::indexing_slicing,
+    clippy::format_collect,
     clippy::panic,
     clippy::print_stdout,
     clippy::cast_precision_loss,
@@ -51,7 +53,7 @@ impl Driver {
                 .collect();
             assert!(!places.is_empty(), "{}", String::from_utf8_lossy(&name));
             for place in places {
-                *bytes.get_mut(place + 1).unwrap() = b'x';
+                bytes[place + 1] = b'x';
             }
         }
         std::fs::write(driver.library(), bytes).unwrap();
@@ -88,7 +90,7 @@ struct Watch {
 impl Watch {
     /// Reads on until `enough`, or fails after a time in which it must have come.
     fn until(&mut self, what: &str, enough: impl Fn(&Gpus, &Standing) -> bool) {
-        let end = Instant::now() + Duration::from_secs(60);
+        let end = Instant::now() + Duration::from_mins(1);
         loop {
             for reading in self.readers.readings() {
                 self.gpus.take(&reading);
@@ -111,7 +113,7 @@ fn gpu(gpus: &Gpus, index: u32) -> Option<&Gpu> {
     gpus.iter().find(|(i, _)| *i == index).map(|(_, gpu)| gpu)
 }
 
-/// Whether at least `seconds` were read of a GPU's PCIe since `from`.
+/// Whether at least `seconds` were read of a GPU's `PCIe` since `from`.
 fn read(gpus: &Gpus, index: u32, from: Mono, seconds: u64) -> bool {
     let window = gpu(gpus, index).and_then(|g| g.history.window(Link::Pcie, from, Mono(u64::MAX)));
     window.is_some_and(|w| w.to.since(from) >= seconds * SECOND)
@@ -159,7 +161,7 @@ fn a_gpu_without_gpm_is_read_by_its_counters_also_around_their_end() {
         watch.gpu(0).history.window(Link::NvLink, begun.plus(SECOND / 2), begun.plus(2 * SECOND)).unwrap();
     assert!(nvlink.source == Source::Counters && nvlink.out > 0 && nvlink.into == 0, "{nvlink:?}");
     assert_eq!(watch.gpu(0).history.window(Link::C2c, begun, monotonic()), None);
-    let total = watch.gpu(0).moved.get(&Link::Pcie).unwrap().0;
+    let total = watch.gpu(0).moved[&Link::Pcie].0;
     assert!(total > 1 << 27, "beyond the counter's end: {total}");
 }
 
@@ -268,7 +270,7 @@ fn a_split_gpu_is_read_as_a_whole_and_says_so() {
 #[test]
 fn a_guest_that_is_told_nothing_says_why() {
     let driver = Driver::new("0.virtualization=2\n0.fail.nvmlGpmQueryDeviceSupport=3\n0.pcie_tx=1e9\n");
-    let standing = look_once(&driver.settings(), Duration::from_secs(60));
+    let standing = look_once(&driver.settings(), Duration::from_mins(1));
     let of = standing.gpus.values().next().unwrap();
     assert_eq!(of.virtualization, Some("vGPU guest"));
     assert_eq!(of.sources.get(&Link::Pcie), Some(&None), "{of:#?}");
@@ -294,10 +296,10 @@ fn processes_are_found_also_where_the_driver_gets_their_layout_wrong() {
 #[test]
 fn no_driver_is_said_and_no_error() {
     let nowhere = Settings { library: Some("/nowhere/libnvidia-ml.so.1".into()), ..Settings::default() };
-    let standing = look_once(&nowhere, Duration::from_secs(60));
+    let standing = look_once(&nowhere, Duration::from_mins(1));
     assert!(matches!(&standing.library, Library::Absent(why) if why.contains("/nowhere/")), "{standing:?}");
     let readers = Readers::start(&nowhere).unwrap();
-    let end = Instant::now() + Duration::from_secs(60);
+    let end = Instant::now() + Duration::from_mins(1);
     while readers.standing().library == Library::Looking && Instant::now() < end {
         std::thread::sleep(Duration::from_millis(10));
     }
@@ -308,7 +310,7 @@ fn no_driver_is_said_and_no_error() {
     let file = folder.path().join("x.so");
     std::fs::write(&file, "no library").unwrap();
     let loaded = |library: &Path| {
-        look_once(&Settings { library: Some(library.into()), ..Settings::default() }, Duration::from_secs(60))
+        look_once(&Settings { library: Some(library.into()), ..Settings::default() }, Duration::from_mins(1))
             .library
     };
     assert!(matches!(loaded(&file), Library::Absent(_)));
@@ -363,7 +365,7 @@ fn nonsense_is_counted_and_never_measured() {
     }
     watch.until("an event of no GPU", |_, s| s.events_unknown == 1);
     // Far more GPUs than there are.
-    let standing = look_once(&Driver::new("gpus=100\n").settings(), Duration::from_secs(60));
+    let standing = look_once(&Driver::new("gpus=100\n").settings(), Duration::from_mins(1));
     assert_eq!((standing.gpus.len(), standing.left_out), (MAX_GPUS, 68));
 }
 

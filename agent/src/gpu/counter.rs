@@ -6,14 +6,14 @@
 use super::windows::{Link, Source, Stretch};
 use crate::event::{Mono, SECOND};
 
-/// PCI Express lanes' bytes per second and direction by generation, generously (encoding left out): PCIe 6.0, table 1-1.
+/// PCI Express lanes' bytes per second and direction by generation, generously (encoding left out): `PCIe` 6.0, table 1-1.
 const LANE: [u64; 7] =
     [0, 250_000_000, 500_000_000, 1_000_000_000, 2_000_000_000, 4_000_000_000, 8_000_000_000];
 
 /// A link that is not known is taken for the fastest there is: 16 lanes of generation 6.
 pub(super) const FASTEST_PCIE: u64 = 128_000_000_000;
 
-/// Above any NVLink or C2C of today, all links of one GPU together (fifth generation: 0.9 TB/s a direction).
+/// Above any `NVLink` or C2C of today, all links of one GPU together (fifth generation: 0.9 TB/s a direction).
 pub(super) const FASTEST_NVLINK: u64 = 4_000_000_000_000;
 
 /// What a link of `generation` with `width` lanes can move in one direction, bytes per second.

@@ -211,12 +211,12 @@ impl Gpu {
         })
     }
 
-    /// Generation and width of its PCIe link at its best.
+    /// Generation and width of its `PCIe` link at its best.
     pub(super) fn pcie_link(&self) -> (Option<u32>, Option<u32>) {
         (self.device.max_pcie_link_gen().ok(), self.device.max_pcie_link_width().ok())
     }
 
-    /// PCIe rate of the last 20 ms, KB/s, one direction; takes as long.
+    /// `PCIe` rate of the last 20 ms, KB/s, one direction; takes as long.
     pub(super) fn throughput(&self, out: bool) -> Result<u32, Refused> {
         let counter = if out { PcieUtilCounter::Send } else { PcieUtilCounter::Receive };
         Ok(self.device.pcie_throughput(counter)?)

@@ -334,7 +334,9 @@ pub fn look_once(settings: &Settings, limit: Duration) -> Standing {
                 let mut samplers: Vec<Sampler> = samplers.collect();
                 // Rates and counters need two readings.
                 for pause in [settings.busy, Duration::ZERO] {
-                    samplers.iter_mut().for_each(|s| s.turn(&mut |_: Mono, _: What| ()));
+                    for sampler in &mut samplers {
+                        sampler.turn(&mut |_: Mono, _: What| ());
+                    }
                     thread::sleep(pause);
                 }
             }

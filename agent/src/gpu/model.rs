@@ -15,7 +15,7 @@ pub const MAX_PROCESSES: usize = 256;
 /// Errors kept per GPU, the newest; and different numbers of them that are counted by name.
 const MAX_XIDS: usize = 64;
 
-/// The number under which Xids beyond [`MAX_XIDS`] different ones are counted. The driver's own for "unknown" (`nvml.h`, `nvmlEventData_t`).
+/// The number under which Xids beyond `MAX_XIDS` different ones are counted. The driver's own for "unknown" (`nvml.h`, `nvmlEventData_t`).
 pub const OTHER_XID: u64 = 999;
 
 /// Something that was read of one GPU.

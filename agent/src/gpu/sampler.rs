@@ -43,10 +43,10 @@ const AGAIN: u64 = 60 * SECOND;
 /// A utilisation is of the last sixth of a second to second (`nvml.h`): taken for the former, so that it never claims time it is not of.
 const UTILIZATION: u64 = SECOND / 6;
 
-/// GPM's numbers (`nvml.h`, `nvmlGpmMetricId_t`): PCIe, NVLink, C2C, each out and in, MiB/s.
+/// GPM's numbers (`nvml.h`, `nvmlGpmMetricId_t`): `PCIe`, `NVLink`, C2C, each out and in, MiB/s.
 const METRICS: [u32; 6] = [20, 21, 61, 60, 100, 101];
 
-/// Field ids (`nvml.h`): PCIe bytes out and in; NVLink payload out and in, KiB, with the scope of all links; recovery action.
+/// Field ids (`nvml.h`): `PCIe` bytes out and in; `NVLink` payload out and in, KiB, with the scope of all links; recovery action.
 const FIELDS: [(u32, u32); 4] = [(197, 0), (198, 0), (138, u32::MAX), (139, u32::MAX)];
 const RECOVERY: (u32, u32) = (230, 0);
 
@@ -95,7 +95,7 @@ pub(super) struct Sampler {
     proc: String,
     abilities: BTreeMap<Ask, Ability>,
     gpm: Option<Gpm>,
-    /// When GPM was sampled last, and which of its rates it has (PCIe, NVLink, C2C); `None`: not known yet.
+    /// When GPM was sampled last, and which of its rates it has (`PCIe`, `NVLink`, C2C); `None`: not known yet.
     sampled: Option<Mono>,
     gpm_has: Option<[bool; 3]>,
     pcie: Counters,
@@ -302,11 +302,11 @@ impl Sampler {
     ) {
         // Between the beginnings of the two calls, as nearly as can be told.
         let nanos = before.since(from);
-        let [a, b, c, d, e, f] = rates;
+        let [pcie_out, pcie_in, nvlink_out, nvlink_in, c2c_out, c2c_in] = rates;
         let pairs = [
-            (Link::Pcie, self.fastest, a, b),
-            (Link::NvLink, FASTEST_NVLINK, c, d),
-            (Link::C2c, FASTEST_NVLINK, e, f),
+            (Link::Pcie, self.fastest, pcie_out, pcie_in),
+            (Link::NvLink, FASTEST_NVLINK, nvlink_out, nvlink_in),
+            (Link::C2c, FASTEST_NVLINK, c2c_out, c2c_in),
         ];
         let mut has = [false; 3];
         for ((link, fastest, leaving, arriving), has) in pairs.into_iter().zip(&mut has) {

@@ -78,7 +78,7 @@ pub(crate) struct Engines {
     /// Processes that found no place.
     turned_away: u64,
     /// Engines that found no place.
-    engines_turned_away: u64,
+    unplaced: u64,
 }
 
 const fn place(id: EngineId) -> usize {
@@ -189,7 +189,7 @@ impl Engines {
             return id;
         }
         let Some(old) = self.over() else {
-            self.engines_turned_away = self.engines_turned_away.saturating_add(1);
+            self.unplaced = self.unplaced.saturating_add(1);
             return NONE;
         };
         engine.id = old.wrapping_add(PLACES);
@@ -369,7 +369,7 @@ impl RoomTable {
 
     /// Engines not remembered because the table was full.
     pub const fn engines_turned_away(&self) -> u64 {
-        self.engines.engines_turned_away
+        self.engines.unplaced
     }
 
     /// Processes not remembered because the table was full.
@@ -441,7 +441,7 @@ mod tests {
         }
         let (first, second) = (engines.of_process(1).unwrap(), engines.of_process(2).unwrap());
         // All of them live.
-        assert_eq!((engines.add(None), engines.engines_turned_away), (NONE, 1));
+        assert_eq!((engines.add(None), engines.unplaced), (NONE, 1));
         engines.get_mut(first).unwrap().stopped = Some(Mono(1));
         for pid in [1, 2] {
             assert_eq!(engines.part(pid, Mono(2)), Some(1));
@@ -454,6 +454,6 @@ mod tests {
         assert_eq!(place(new), place(second), "the first has an open request yet");
         assert!(engines.get(second).is_none() && engines.get(first).is_some());
         assert_eq!(engines.get(new).unwrap().pid, Some(last));
-        assert_eq!(engines.engines_turned_away, 1);
+        assert_eq!(engines.unplaced, 1);
     }
 }

@@ -336,13 +336,11 @@ impl RoomTable {
             let same = e.task.and_then(|t| self.server_of(t.tgid)).is_some_and(|s| Some(s) == server);
             Some(e.address) == engine.endpoint || same
         };
-        let shown = match rooms.first() {
-            Some(room) => (room.backend, room.releases),
-            None => {
-                let pair =
-                    self.peers.pairs().find(|p| p.backend.is_some() && (own(p.prefill) || own(p.decode)));
-                pair.map_or((None, None), |p| (p.backend, p.releases))
-            }
+        let shown = if let Some(room) = rooms.first() {
+            (room.backend, room.releases)
+        } else {
+            let pair = self.peers.pairs().find(|p| p.backend.is_some() && (own(p.prefill) || own(p.decode)));
+            pair.map_or((None, None), |p| (p.backend, p.releases))
         };
         (shown.0, said.or(shown.1))
     }

@@ -500,7 +500,7 @@ impl RoomTable {
         table.returning = true;
         let SavedRooms { endpoints, sessions, pairs, connections, rooms, closed, .. } = saved;
         let alive = |pid: u32| survivors.alive.contains(&pid);
-        table.engines.restore(saved.engines, saved.engine_processes, alive);
+        table.engines.restore(saved.engines, &saved.engine_processes, alive);
         for (room, incarnation, closed_at) in closed.into_iter().take(MAX_TOMBS) {
             table.numbers.bury(room, Tomb { incarnation, closed_at, heard: false, kept: NOT_KEPT });
         }

@@ -12,7 +12,7 @@ use crate::rooms::model::Role;
 /// Scheduler spans taken from one request; SGLang sends 64 at a time, the OpenTelemetry SDKs 512.
 pub const MAX_SPANS: usize = 4096;
 
-/// Name of the tracer of SGLang's spans, all releases. FastAPI's own spans have another.
+/// Name of the tracer of SGLang's spans, all releases. `FastAPI`'s own spans have another.
 const SCOPE: &str = "sglang server";
 
 /// Characters kept of a stage's name.

@@ -386,7 +386,7 @@ impl Joiner {
                 None => {}
                 Some(trace) if !trace.told() => self.later.push_back((now.plus(LOOK), id)),
                 Some(trace) if now.since(trace.last) < SETTLED => {
-                    self.soon.push_back((now.plus(SETTLED), id))
+                    self.soon.push_back((now.plus(SETTLED), id));
                 }
                 Some(_) => drop(self.forget(id)),
             }

@@ -235,8 +235,7 @@ impl Intake {
         }
         let before = self.waiting.fetch_add(n, Ordering::Relaxed);
         let full = before > 0 && before.saturating_add(n) > WAITING;
-        let sent =
-            if full { Err(()) } else { self.spans.try_send(spans).map_err(|e| drop::<TrySendError<_>>(e)) };
+        let sent = if full { Err(()) } else { self.spans.try_send(spans).map_err(drop::<TrySendError<_>>) };
         sent.map_err(|()| {
             self.waiting.fetch_sub(n, Ordering::Relaxed);
             Refusal::Busy

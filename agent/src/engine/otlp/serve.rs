@@ -189,8 +189,8 @@ fn grpc_answer(message: &[u8]) -> Response<Body> {
     answer
 }
 
-/// gRPC codes: INVALID_ARGUMENT, RESOURCE_EXHAUSTED (without RetryInfo: not to be tried again), UNIMPLEMENTED, UNAVAILABLE
-/// (with RetryInfo: to be tried again then), CANCELLED.
+/// gRPC codes: `INVALID_ARGUMENT`, `RESOURCE_EXHAUSTED` (without `RetryInfo`: not to be tried again), UNIMPLEMENTED, UNAVAILABLE
+/// (with `RetryInfo`: to be tried again then), CANCELLED.
 const fn code(refusal: &Refusal) -> i32 {
     match refusal {
         Refusal::Malformed(_) => 3,

@@ -103,7 +103,7 @@ impl Engines {
     pub(crate) fn restore(
         &mut self,
         engines: Vec<SavedEngine>,
-        processes: Vec<EngineProcess>,
+        processes: &[EngineProcess],
         alive: impl Fn(u32) -> bool,
     ) {
         let lives = |p: &EngineProcess| alive(p.pid) && alive(p.server);

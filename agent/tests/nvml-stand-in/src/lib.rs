@@ -1,4 +1,4 @@
-//! For tests: a library with NVML's C interface that answers as a [`script`] says. It is loaded the way a driver's is.
+//! For tests: a library with NVML's C interface that answers as a script says. It is loaded the way a driver's is.
 //!
 //! The layouts are written down here again, from `nvml.h` 13.5, and not taken from the bindings that the agent uses: so the two check
 //! each other. A symbol is taken away by renaming it in a copy of the built library.
