@@ -56,12 +56,12 @@ impl Driver {
                 bytes[place + 1] = b'x';
             }
         }
-        std::fs::write(driver.library(), bytes).unwrap();
+        std::fs::write(driver.lib(), bytes).unwrap();
         driver.script(script);
         driver
     }
 
-    fn library(&self) -> PathBuf {
+    fn lib(&self) -> PathBuf {
         self.folder.path().join("libnvidia-ml.so.1")
     }
 
@@ -73,7 +73,7 @@ impl Driver {
     }
 
     fn settings(&self) -> Settings {
-        Settings { library: Some(self.library()), idle: Duration::from_millis(125), ..Settings::default() }
+        Settings { lib_path: Some(self.lib()), idle: Duration::from_millis(125), ..Settings::default() }
     }
 
     fn start(&self) -> Watch {
@@ -295,30 +295,30 @@ fn processes_are_found_also_where_the_driver_gets_their_layout_wrong() {
 
 #[test]
 fn no_driver_is_said_and_no_error() {
-    let nowhere = Settings { library: Some("/nowhere/libnvidia-ml.so.1".into()), ..Settings::default() };
+    let nowhere = Settings { lib_path: Some("/nowhere/libnvidia-ml.so.1".into()), ..Settings::default() };
     let standing = look_once(&nowhere, Duration::from_mins(1));
-    assert!(matches!(&standing.library, Library::Absent(why) if why.contains("/nowhere/")), "{standing:?}");
+    assert!(matches!(&standing.nvml, Library::Absent(why) if why.contains("/nowhere/")), "{standing:?}");
     let readers = Readers::start(&nowhere).unwrap();
     let end = Instant::now() + Duration::from_mins(1);
-    while readers.standing().library == Library::Looking && Instant::now() < end {
+    while readers.standing().nvml == Library::Looking && Instant::now() < end {
         std::thread::sleep(Duration::from_millis(10));
     }
-    assert_eq!(readers.standing().library, standing.library);
+    assert_eq!(readers.standing().nvml, standing.nvml);
     assert_eq!(readers.readings().count(), 0);
     // Something that is a library and not the driver's, and something that is none.
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("x.so");
     std::fs::write(&file, "no library").unwrap();
     let loaded = |library: &Path| {
-        look_once(&Settings { library: Some(library.into()), ..Settings::default() }, Duration::from_mins(1))
-            .library
+        look_once(&Settings { lib_path: Some(library.into()), ..Settings::default() }, Duration::from_mins(1))
+            .nvml
     };
     assert!(matches!(loaded(&file), Library::Absent(_)));
     let foreign = Driver::without(&["nvmlInit_v2", "nvmlInitWithFlags"], "");
-    assert!(matches!(loaded(&foreign.library()), Library::Absent(why) if why.contains("not the driver's")));
+    assert!(matches!(loaded(&foreign.lib()), Library::Absent(why) if why.contains("not the driver's")));
     // One that will not start.
     assert!(
-        matches!(loaded(&Driver::new("fail.nvmlInit_v2=9").library()), Library::Absent(why) if why.contains("not loaded"))
+        matches!(loaded(&Driver::new("fail.nvmlInit_v2=9").lib()), Library::Absent(why) if why.contains("not loaded"))
     );
 }
 
@@ -346,7 +346,7 @@ fn an_old_driver_without_half_of_it_is_read_as_far_as_it_goes() {
     watch.until("a second", |gpus, _| read(gpus, 0, begun, 1));
     watch.until("no events", |_, s| s.events_error.is_some());
     let standing = watch.readers.standing();
-    assert_eq!(standing.library, Library::Loaded(None));
+    assert_eq!(standing.nvml, Library::Loaded(None));
     let of = standing.gpus.values().next().unwrap();
     assert_eq!(of.not_read.get("gpm").map(String::as_str), Some("not in this driver's library"));
     assert_eq!((of.mig, of.sources.get(&Link::Pcie)), (None, Some(&Some(Source::Counters))));
@@ -374,7 +374,7 @@ fn doctor_comes_back_though_the_driver_does_not() {
     let driver = Driver::new("delay.nvmlInit_v2=3600000\n");
     let standing = look_once(&driver.settings(), Duration::from_millis(300));
     assert_eq!(
-        (standing.library, standing.in_call.map(|c| c.0)),
+        (standing.nvml, standing.in_call.map(|c| c.0)),
         (Library::Looking, Some("dlopen and nvmlInit"))
     );
 }

@@ -178,12 +178,12 @@ pub struct Gpu {
     /// Whether they are read.
     pub enabled: bool,
     /// The driver's library (NVML); `None`: `libnvidia-ml.so.1`, where the loader finds it.
-    pub library: Option<PathBuf>,
+    pub lib_path: Option<PathBuf>,
 }
 
 impl Default for Gpu {
     fn default() -> Self {
-        Self { enabled: true, library: None }
+        Self { enabled: true, lib_path: None }
     }
 }
 

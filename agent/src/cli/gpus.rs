@@ -32,7 +32,7 @@ pub(super) struct GpuReaders {
 }
 
 fn settings(config: &Config) -> Settings {
-    Settings { library: config.gpu.library.clone(), ..Settings::default() }
+    Settings { lib_path: config.gpu.lib_path.clone(), ..Settings::default() }
 }
 
 impl GpuReaders {
@@ -84,7 +84,7 @@ impl GpuReaders {
     /// Where copy activity comes from, in a word; `None`: nowhere.
     pub(super) fn source(&self) -> Option<&'static str> {
         let standing = self.readers.as_ref()?.standing();
-        matches!(standing.library, Library::Loaded(_))
+        matches!(standing.nvml, Library::Loaded(_))
             .then_some("the GPU driver's library (NVML), whole devices")
     }
 }
@@ -119,7 +119,7 @@ fn metrics(at: Mono, standing: &Standing, gpus: &Gpus) -> GpuMetrics {
 
 /// How the reading stands.
 fn json(standing: &Standing, now: Mono) -> Value {
-    let (library, why, driver) = match &standing.library {
+    let (library, why, driver) = match &standing.nvml {
         Library::Looking => ("looking", None, None),
         Library::Absent(why) => ("absent", Some(why), None),
         Library::Loaded(version) => ("loaded", None, version.as_ref()),
@@ -184,7 +184,7 @@ pub(super) fn doctor_text(out: &mut String, standing: Option<&Standing>) {
         return;
     };
     let hanging = standing.in_call.or(standing.gpus.values().find_map(|g| g.in_call));
-    match &standing.library {
+    match &standing.nvml {
         Library::Absent(why) => {
             let _ = writeln!(out, "--   GPUs: their copy activity is not measured: {why}");
         }

@@ -47,7 +47,7 @@ const BURST: u32 = 64;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// The driver's library; `None`: where the loader finds it.
-    pub library: Option<PathBuf>,
+    pub lib_path: Option<PathBuf>,
     /// Between two readings of a GPU while no room is in transfer.
     pub idle: Duration,
     /// The same while one is. More than 100 ms, below which the driver's rates (GPM) are not refreshed.
@@ -59,7 +59,7 @@ pub struct Settings {
 impl Default for Settings {
     fn default() -> Self {
         Self {
-            library: None,
+            lib_path: None,
             idle: Duration::from_secs(1),
             busy: Duration::from_millis(125),
             proc: "/proc".into(),
@@ -168,7 +168,7 @@ impl Loader {
                 Err(why) => {
                     let new = self.watched.all(|s| {
                         let absent = Library::Absent(why.clone());
-                        std::mem::replace(&mut s.library, absent.clone()) != absent
+                        std::mem::replace(&mut s.nvml, absent.clone()) != absent
                     });
                     if new {
                         tracing::info!("GPU copy activity is not measured: {why}");
@@ -257,7 +257,7 @@ impl Loader {
 
 /// Loads the driver and looks which GPUs it has.
 fn look(settings: &Settings, watched: &Watched) -> Result<(Driver, BTreeMap<u32, Gpu>), String> {
-    let library: Option<OsString> = settings.library.clone().map(Into::into);
+    let library: Option<OsString> = settings.lib_path.clone().map(Into::into);
     let driver = watched.call("dlopen and nvmlInit", || Driver::load(library.as_deref()))?;
     let version = watched.call("nvmlSystemGetDriverVersion", || driver.version()).ok();
     let count = watched
@@ -276,7 +276,7 @@ fn look(settings: &Settings, watched: &Watched) -> Result<(Driver, BTreeMap<u32,
         }
     }
     watched.all(|s| {
-        s.library = Library::Loaded(version);
+        s.nvml = Library::Loaded(version);
         s.left_out = count.saturating_sub(most);
     });
     Ok((driver, gpus))
@@ -326,7 +326,7 @@ pub fn look_once(settings: &Settings, limit: Duration) -> Standing {
     let started = thread::Builder::new().name("roomtrace-gpu".to_owned()).spawn(move || {
         let _done = done;
         match look(&settings, &watched) {
-            Err(why) => watched.all(|s| s.library = Library::Absent(why)),
+            Err(why) => watched.all(|s| s.nvml = Library::Absent(why)),
             Ok((_, gpus)) => {
                 let samplers = gpus.into_iter().map(|(index, gpu)| {
                     Sampler::new(gpu, index, &settings, Watched::new(&inner, Some(index)))
@@ -347,7 +347,7 @@ pub fn look_once(settings: &Settings, limit: Duration) -> Standing {
         Ok(_) => drop(ended.recv_timeout(limit)),
         Err(error) => {
             let why = format!("no thread could be started to ask the driver: {error}");
-            shared.lock().unwrap_or_else(PoisonError::into_inner).library = Library::Absent(why);
+            shared.lock().unwrap_or_else(PoisonError::into_inner).nvml = Library::Absent(why);
         }
     }
     shared.lock().unwrap_or_else(PoisonError::into_inner).clone()

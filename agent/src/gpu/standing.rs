@@ -62,7 +62,7 @@ pub struct GpuStanding {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Standing {
     /// The library.
-    pub library: Library,
+    pub nvml: Library,
     /// GPUs by the driver's number.
     pub gpus: BTreeMap<u32, GpuStanding>,
     /// GPUs beyond the bound.

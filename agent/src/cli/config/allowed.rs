@@ -53,7 +53,7 @@ const ALLOWED: &[(&str, &str)] = &[
     ("export.otlp.file", "the path of a file, or null"),
     ("gpu.enabled", "true or false"),
     (
-        "gpu.library",
+        "gpu.lib_path",
         "the path of the driver's library, such as /usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1, or null",
     ),
     ("http.enabled", "true or false"),
