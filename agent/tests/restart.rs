@@ -348,6 +348,12 @@ fn has_series_of(metrics: &str, class: &str, confidence: &str) -> bool {
     metrics.lines().any(|l| l.starts_with(&format!("roomtrace_rooms_pinned{labels}")))
 }
 
+/// What the metrics say of pinned and restored rooms.
+fn pinned(metrics: &str) -> String {
+    let about = |l: &&str| l.contains("pinned") || l.starts_with("roomtrace_state");
+    metrics.lines().filter(about).collect::<Vec<_>>().join("\n")
+}
+
 /// Seconds since the epoch.
 fn moment(time: &Value) -> f64 {
     let time: jiff::Timestamp = time.as_str().unwrap().parse().unwrap();
@@ -383,7 +389,7 @@ fn pins_outlive_the_agent() {
         }
         agent = Agent::start(dir.path(), &comm).unwrap();
         let after = agent.room(pin);
-        assert!(has_series(&agent.first), "at the first look: {after}");
+        assert!(has_series(&agent.first), "at the first look: {after}\n{}\n{:?}", pinned(&agent.first), agent.events(pin));
         assert_eq!(after["pinned"], true, "{after}");
         for key in ["trace_id", "incarnation", "completeness"] {
             assert_eq!(after[key], before[key], "{key}");
@@ -464,7 +470,8 @@ fn a_pin_with_an_open_request_outlives_the_agent() {
         agent.kill();
         agent = Agent::start(dir.path(), &comm).unwrap();
         let after = agent.room(pin);
-        assert!(has_series_of(&agent.first, "abort_before_entry", "likely"), "at the first look: {after}");
+        let seen = has_series_of(&agent.first, "abort_before_entry", "likely");
+        assert!(seen, "at the first look: {after}\n{}", pinned(&agent.first));
         for key in ["trace_id", "incarnation", "completeness"] {
             assert_eq!(after[key], before[key], "{key}: {after}");
         }
