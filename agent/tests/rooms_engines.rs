@@ -225,6 +225,7 @@ fn a_room_of_an_unknown_process_explains_one_too() {
 #[test]
 fn a_count_that_falls_or_an_engine_that_computes_is_no_finding() {
     let falls = |n: u64| gauges(if n.is_multiple_of(3) { 1 } else { 2 });
+    // What it computes is not seen.
     let computes = |n: u64| EngineGauges { progress: Some(n), ..gauges(1) };
     let paused = |_| EngineGauges { paused: Some(3), ..gauges(1) };
     let asks: [&dyn Fn(u64) -> EngineGauges; 3] = [&falls, &computes, &paused];
@@ -234,6 +235,76 @@ fn a_count_that_falls_or_an_engine_that_computes_is_no_finding() {
         answers(&mut w, 300, asks);
         assert!(findings(&w).is_empty(), "{n}: {:?}", findings(&w));
     }
+}
+
+/// Rooms come and go beside it, and the engine's counters move.
+#[test]
+fn a_request_older_than_the_agent_is_found_beside_others() {
+    let (p, d) = (prefill(0), decode(0));
+    // A room each 15 s, over 12 s before the engine is asked; in the other case it is over just then, and may be counted still.
+    let run = |early: bool, inflight: &dyn Fn(u64) -> u64| {
+        let mut w = World::new(Sees::Prefill);
+        engine(&mut w, Some(Role::Prefill), 1);
+        for n in 0..8 {
+            let (before, after) = if early { (2_000, 13_000) } else { (14_500, 500) };
+            w.wait(before);
+            w.healthy(100 + n, &d, &p, 10);
+            w.wait(after);
+            let at = w.mono();
+            let gauges = EngineGauges { progress: Some(n * 1000), ..gauges(inflight(n)) };
+            w.input(&Input::Gauges { at, gauges: &gauges });
+        }
+        w
+    };
+    let w = run(true, &|_| 1);
+    let f = only(&w);
+    assert_eq!((f.class, f.confidence), (Class::GaugeUnexplained, Confidence::Possible));
+    assert!(says(&f, "at least 1") && says(&f, "older than the agent"), "{:?}", f.evidence);
+    // One of those that are just over may be counted still.
+    let w = run(false, &|_| 1);
+    assert!(findings(&w).is_empty(), "{:?}", findings(&w));
+    // Others that it counts meanwhile do not hide it.
+    assert_eq!(only(&run(true, &|n| 1 + n % 2)).confidence, Confidence::Possible);
+    // What is gone at times is not one that stays.
+    let w = run(true, &|n| u64::from(n % 3 != 2));
+    assert!(findings(&w).is_empty(), "{:?}", findings(&w));
+}
+
+#[test]
+fn a_count_may_be_high_while_a_room_is_open() {
+    let (p, d) = (prefill(0), decode(0));
+    let mut w = World::new(Sees::Prefill);
+    engine(&mut w, Some(Role::Prefill), 1);
+    answers(&mut w, 30, |_| gauges(1));
+    // It may be the one that is counted, or not be counted yet.
+    w.metadata(ROOM, &d, &p);
+    answers(&mut w, 0, |_| gauges(1));
+    w.status(ROOM, &p, &d, KvPoll::Success);
+    assert!(findings(&w).is_empty(), "{:?}", findings(&w));
+    w.wait(12_000);
+    answers(&mut w, 15, |_| gauges(1));
+    assert_eq!(only(&w).class, Class::GaugeUnexplained);
+}
+
+#[test]
+fn a_request_that_waits_for_metadata_and_is_older_than_the_agent_is_possible() {
+    let waits = |_| EngineGauges { bootstrap: Some(1), ..gauges(0) };
+    let mut w = World::new(Sees::Prefill);
+    engine(&mut w, Some(Role::Prefill), 1);
+    answers(&mut w, 45, waits);
+    let f = only(&w);
+    assert_eq!((f.class, f.confidence), (Class::GaugeUnexplained, Confidence::Possible));
+    assert!(
+        says(&f, "num_prefill_bootstrap_queue_reqs") && says(&f, "older than the agent"),
+        "{:?}",
+        f.evidence
+    );
+    answers(&mut w, 0, |_| gauges(0));
+    assert!(findings(&w).is_empty());
+    // A room that is seen explains it, wherever it waits.
+    w.metadata(ROOM, &decode(0), &prefill(0));
+    answers(&mut w, 90, waits);
+    assert!(findings(&w).iter().all(|f| f.class != Class::GaugeUnexplained), "{:?}", findings(&w));
 }
 
 #[test]

@@ -31,6 +31,12 @@ const LOOK_SOON: Duration = Duration::from_millis(500);
 /// How often it is seen whether an engine is to be asked.
 const TURN: Duration = Duration::from_millis(250);
 
+/// How long an engine is asked every [`EVERY_FRESH`]: a request that was there before the agent is to be found within a minute,
+/// and its count must have been looked at for 45 s of that.
+const FRESH: Duration = Duration::from_mins(1);
+/// See [`FRESH`].
+const EVERY_FRESH: Duration = Duration::from_secs(5);
+
 /// Reports that wait at most.
 const REPORTS: usize = 4 * MAX_FOUND;
 
@@ -227,12 +233,16 @@ fn report(to: &SyncSender<Report>, report: Report, held: &mut u64, listens: &mut
 struct Asked {
     at: Instant,
     silent: u32,
+    /// When it was asked first.
+    first: Instant,
 }
 
 impl Asked {
     /// Until the next question. One that hangs does not even take up the connections that wait for it, and the place for
     /// those is bounded: it is asked ever more rarely, up to every 16 times as long.
     fn pause(self, every: Duration) -> Duration {
+        let fresh = self.silent == 0 && self.at.duration_since(self.first) < FRESH;
+        let every = if fresh { every.min(EVERY_FRESH) } else { every };
         every.saturating_mul(1 << self.silent.saturating_sub(1).min(4))
     }
 }
@@ -259,7 +269,8 @@ impl Asker {
                 let Some(answered) = self.ask(&target) else { return };
                 let hangs = !answered && at.elapsed() >= ask::DEADLINE;
                 let silent = if hangs { before.map_or(1, |a| a.silent.saturating_add(1)) } else { 0 };
-                asked.insert(target.pid, Asked { at, silent });
+                let first = before.map_or(at, |a| a.first);
+                asked.insert(target.pid, Asked { at, silent, first });
             }
         }
     }
@@ -345,8 +356,14 @@ mod tests {
 
     #[test]
     fn one_that_does_not_answer_is_asked_ever_more_rarely() {
-        let pause = |silent| Asked { at: Instant::now(), silent }.pause(Duration::from_secs(15)).as_secs();
-        assert_eq!([0, 1, 2, 3, 5, 99].map(pause), [15, 15, 30, 60, 240, 240]);
+        let first = Instant::now();
+        let pause = |silent, s| {
+            Asked { at: first + Duration::from_secs(s), silent, first }
+                .pause(Duration::from_secs(15))
+                .as_secs()
+        };
+        assert_eq!([0, 1, 2, 3, 5, 99].map(|silent| pause(silent, 60)), [15, 15, 30, 60, 240, 240]);
+        assert_eq!([(0, 0), (0, 59), (1, 0)].map(|(silent, s)| pause(silent, s)), [5, 5, 15], "a new one");
     }
 
     #[test]

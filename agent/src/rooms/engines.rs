@@ -330,7 +330,9 @@ impl RoomTable {
         let now = self.now;
         let Some(started) = self.engines.part(pid, now) else { return };
         // What was wrong with the engine went with it.
-        for about in [gauges::ABOUT_COUNT, gauges::ABOUT_ROOMS, held::ABOUT, blind::ABOUT] {
+        for about in
+            [gauges::ABOUT_COUNT, gauges::ABOUT_BOOTSTRAP, gauges::ABOUT_ROOMS, held::ABOUT, blind::ABOUT]
+        {
             self.lower(group(about, pid, started), now);
         }
     }

@@ -2,7 +2,8 @@
 //! count.
 //!
 //! Conservative throughout: a room of which nothing tells whose it is explains a request of every engine, a room that is
-//! parked before its hand-over explains one too, and a count that has fallen within [`STEADY`] says nothing.
+//! parked before its hand-over explains one too, so does one that has just closed, and a count that has fallen within [`STEADY`]
+//! by more than rooms have closed says nothing.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -12,11 +13,14 @@ use crate::rooms::model::{Connection, EngineGauges, Event, Role};
 use crate::rooms::room::Room;
 use crate::rooms::table::RoomTable;
 use crate::sglang::message::Release;
+use crate::verdict::judge::BOOTSTRAP_TIMER;
 use crate::verdict::known::parse;
 use crate::verdict::model::{Action, Class, Confidence, Finding};
 
 /// What a finding of this module is about; part of what names it.
 pub(super) const ABOUT_COUNT: &str = "inflight_count";
+/// See [`ABOUT_COUNT`].
+pub(super) const ABOUT_BOOTSTRAP: &str = "bootstrap_count";
 /// See [`ABOUT_COUNT`].
 pub(super) const ABOUT_ROOMS: &str = "rooms_not_counted";
 
@@ -26,23 +30,82 @@ pub(super) const STEADY: u64 = 45 * SECOND;
 /// Progress counters must have stood still for so long at least, between two answers.
 const STILL: u64 = 10 * SECOND;
 
+/// How long an engine may count a request whose room has closed: its scheduler notices between two forward passes.
+const LEAVES: u64 = 10 * SECOND;
+/// The same where its count can be 30 s old.
+const LEAVES_STALE: u64 = 40 * SECOND;
+
 /// Last release in which a request without a hand-over can stay in the inflight queue for ever (sglang#28652, M39).
 const GHOSTS_UNTIL: Release = Release::new(0, 5, 20, u16::MAX);
 
 /// Peers and rooms named in a finding at most.
 const MAX_NAMED: usize = 8;
 
+/// Requests in one queue that no room known here explains, over time.
+#[derive(Debug, Default)]
+struct Unexplained {
+    /// In the queue at the last answer, as the engine says.
+    counted: u64,
+    /// Of those, in no room known here.
+    now: u64,
+    /// Since when some were in no room.
+    since: Option<Mono>,
+    /// So many at least, since then.
+    least: u64,
+    /// Whether some were from the first answer on.
+    from_start: Option<bool>,
+}
+
+impl Unexplained {
+    /// Takes an answer in: `counted` requests, `now` of them in no room; `ended` rooms can have left since the last one.
+    fn take(&mut self, at: Mono, counted: u64, now: u64, ended: u64) {
+        // More left than rooms ended: one that no room explains can be among them.
+        let fell = counted.saturating_add(ended) < self.counted;
+        if fell || counted == 0 {
+            (self.since, self.from_start) = (None, Some(false));
+        }
+        if now > 0 && self.since.is_none() {
+            (self.since, self.least) = (Some(at), now);
+            self.from_start.get_or_insert(true);
+        }
+        if now > 0 {
+            self.least = self.least.min(now);
+        }
+        self.least = self.least.min(counted);
+        self.from_start.get_or_insert(false);
+        (self.counted, self.now) = (counted, now);
+    }
+
+    /// Since when, where it is long and still so.
+    fn long(&self, at: Mono) -> Option<Mono> {
+        self.since.filter(|since| self.now > 0 && at.since(*since) >= STEADY)
+    }
+}
+
+/// What of an engine's queues is in no room known here.
+#[derive(Clone, Copy, Debug, Default)]
+struct Compared {
+    inflight: u64,
+    bootstrap: u64,
+    /// Rooms that can have left its queues since the last answer.
+    ended: u64,
+    /// Whether none has so lately that it may be counted still.
+    settled: bool,
+}
+
 /// What an engine counted, over time.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
     /// The last answer.
     last: Option<(Mono, EngineGauges)>,
-    /// Since when the inflight count has not fallen, and no rooms have explained it.
-    steady: Option<Mono>,
-    /// The least that was unexplained since then.
-    least: u64,
-    /// Whether it was unexplained from the first answer on.
-    from_start: Option<bool>,
+    /// In its inflight queue (prefill) or transfer queue (decode).
+    inflight: Unexplained,
+    /// In its bootstrap queue (prefill).
+    bootstrap: Unexplained,
+    /// Whether no room has left its queues so lately that it may be counted still.
+    settled: bool,
+    /// When a room was last seen to leave them.
+    left: Option<Mono>,
     /// Progress, and since when it stands there.
     progress: Option<(u64, Mono)>,
     /// Since when every queue has been empty.
@@ -64,11 +127,11 @@ impl Counts {
         self.last.as_ref().and_then(|(_, g)| parse(g.version.as_deref()?))
     }
 
-    /// The last answer, and since when its count has not fallen, at least so much of it unexplained that was not there from
-    /// the first answer on.
+    /// The last answer, and since when at least so many of its transfers are unexplained that were not from the first answer on.
     pub(super) fn grown(&self) -> Option<(&EngineGauges, Mono, u64)> {
-        let (_, gauges) = self.last.as_ref().filter(|_| self.from_start == Some(false))?;
-        Some((gauges, self.steady?, self.least))
+        let (_, gauges) = self.last.as_ref()?;
+        let held = Some(&self.inflight).filter(|u| u.from_start == Some(false))?;
+        Some((gauges, held.since?, held.least))
     }
 
     /// Whether it had work when it was last asked.
@@ -78,19 +141,20 @@ impl Counts {
             .is_some_and(|(_, g)| [g.inflight, g.running, g.waiting].into_iter().flatten().any(|n| n > 0))
     }
 
-    /// Takes an answer in, of which `unexplained` requests are in no room known here.
-    fn take(&mut self, at: Mono, gauges: &EngineGauges, unexplained: u64) {
-        let before = self.last.as_ref().map(|(_, g)| g);
-        let count = gauges.inflight.unwrap_or(0);
-        let fell = before.and_then(|g| g.inflight).is_some_and(|was| count < was);
-        if unexplained == 0 {
-            self.steady = None;
-        } else if self.steady.is_none() || fell {
-            (self.steady, self.least) = (Some(at), unexplained);
+    /// Takes an answer in.
+    fn take(&mut self, at: Mono, gauges: &EngineGauges, counted: Option<u64>, compared: Compared) {
+        let Compared { inflight, bootstrap, ended, settled } = compared;
+        self.inflight.take(at, counted.unwrap_or(0), inflight, ended);
+        self.bootstrap.take(
+            at,
+            gauges.bootstrap.filter(|_| counted.is_some()).unwrap_or(0),
+            bootstrap,
+            ended,
+        );
+        self.settled = settled;
+        if ended > 0 {
+            self.left = Some(at);
         }
-        self.least = self.least.min(unexplained);
-        let explained = unexplained == 0;
-        self.from_start = Some(self.from_start.unwrap_or(true) && !explained);
         self.progress = match (gauges.progress, self.progress) {
             (Some(now), Some((was, since))) if now == was => Some((now, since)),
             (Some(now), _) => Some((now, at)),
@@ -126,18 +190,24 @@ impl RoomTable {
         let role = gauges.role.or_else(|| self.role_of_process(gauges.server));
         let paused = gauges.paused.is_some_and(|n| n > 0);
         let watched = role == Some(Role::Prefill) && gauges.inflight.is_some() && !paused;
-        let unexplained = match role {
-            Some(Role::Prefill) if watched => self.unexplained(gauges),
-            Some(Role::Decode) if !paused => self.held_at_decode(gauges),
-            _ => 0,
+        let (counted, compared) = match role {
+            Some(Role::Prefill) if watched => (gauges.inflight, self.compared(at, gauges)),
+            Some(Role::Decode) if !paused => {
+                let inflight = self.held_at_decode(gauges);
+                // One of any engine's rooms explains one, so that a busy engine begins anew again and again.
+                (gauges.inflight.filter(|_| inflight > 0), Compared { inflight, ..Compared::default() })
+            }
+            _ => (None, Compared::default()),
         };
         if let Some(engine) = self.engines.server_mut(gauges.server) {
-            engine.counts.take(at, gauges, unexplained);
+            engine.counts.take(at, gauges, counted, compared);
         }
         if role == Some(Role::Decode) {
             return self.judge_held(at, gauges.server);
         }
-        self.judge_count(at, gauges.server, unexplained);
+        for about in [ABOUT_COUNT, ABOUT_BOOTSTRAP] {
+            self.judge_count(at, gauges.server, about);
+        }
         self.judge_rooms(at, gauges.server, watched);
     }
 
@@ -149,31 +219,49 @@ impl RoomTable {
         }
     }
 
-    /// Requests in the inflight queue that no room known here explains, by DP rank where the engine tells them apart.
-    fn unexplained(&self, gauges: &EngineGauges) -> u64 {
-        let inflight = gauges.inflight.unwrap_or(0);
-        if inflight == 0 {
-            return 0;
-        }
+    /// Requests of a prefill engine's queues that no room known here explains, by DP rank where the engine tells them apart.
+    fn compared(&self, at: Mono, gauges: &EngineGauges) -> Compared {
+        let leaves = if gauges.stale { LEAVES_STALE } else { LEAVES };
+        let asked =
+            self.engines.server(gauges.server).and_then(|e| e.counts.last.as_ref()).map_or(at, |(at, _)| *at);
+        let from = Mono(asked.0.min(at.0).saturating_sub(leaves));
+        let (inflight, bootstrap) = (gauges.inflight.unwrap_or(0), gauges.bootstrap.unwrap_or(0));
         let (mut by_rank, mut anywhere): (BTreeMap<u32, u64>, u64) = (BTreeMap::new(), 0);
-        for room in self.rooms.iter().filter(|r| open_at_prefill(r)) {
-            match self.home_of(room) {
-                Some((server, _)) if server != gauges.server => {}
+        // Ended at prefill, if they have; those of which only the delivery is not known yet are open.
+        let closed = self.closed.iter().rev().map(|r| (r, r.closed.map(|(at, _)| at)));
+        let closed = closed.take_while(|(_, over)| over.is_some_and(|over| over >= from));
+        let open = self.rooms.iter().map(|r| {
+            let view = r.progress(Role::Prefill);
+            (r, view.terminal.map(|_| view.since))
+        });
+        let (mut ended, mut settled) = (0, true);
+        for (room, over) in closed.chain(open).filter(|(r, _)| r.has_prefill) {
+            let home = self.home_of(room);
+            if home.is_some_and(|(server, _)| server != gauges.server) {
+                continue;
+            }
+            let lately = over.is_some_and(|over| at.since(over) < leaves);
+            ended += u64::from(over.is_some_and(|over| over >= from));
+            settled &= !lately;
+            match home {
+                _ if over.is_some() && !lately => {}
                 Some((_, Some(rank))) => *by_rank.entry(rank).or_insert(0) += 1,
                 Some((_, None)) | None => anywhere += 1,
             }
         }
+        let known = by_rank.values().sum::<u64>().saturating_add(anywhere);
         let apart = gauges.inflight_by_dp.len() > 1;
         let over = if apart {
             let of = |rank: &u32| by_rank.get(rank).copied().unwrap_or(0);
-            gauges
-                .inflight_by_dp
-                .iter()
+            let by_dp = gauges.inflight_by_dp.iter();
+            by_dp
                 .fold(0, |sum: u64, (rank, n)| sum.saturating_add(n.saturating_sub(of(rank))))
+                .saturating_sub(anywhere)
         } else {
-            inflight.saturating_sub(by_rank.values().sum())
+            inflight.saturating_sub(known)
         };
-        over.saturating_sub(anywhere)
+        let bootstrap = bootstrap.min(inflight.saturating_add(bootstrap).saturating_sub(known));
+        Compared { inflight: over, bootstrap, ended, settled }
     }
 
     /// The engine and the DP rank that a room waits at, on prefill's side. `None`: not known.
@@ -185,38 +273,48 @@ impl RoomTable {
     }
 
     /// Raises or lowers the finding about a count that no room explains.
-    fn judge_count(&mut self, at: Mono, server: u32, unexplained: u64) {
-        let group = self.group_of(ABOUT_COUNT, server);
-        if unexplained == 0 {
+    fn judge_count(&mut self, at: Mono, server: u32, about: &str) {
+        let group = self.group_of(about, server);
+        let queue = |c: &Counts| if about == ABOUT_COUNT { c.inflight.since } else { c.bootstrap.since };
+        if self.engines.server(server).is_none_or(|e| queue(&e.counts).is_none()) {
             self.lower(group, at);
             return;
         }
-        if let Some(finding) = self.count_finding(at, server, group) {
+        let finding = if about == ABOUT_COUNT {
+            self.count_finding(at, server, group)
+        } else {
+            self.bootstrap_finding(at, server, group)
+        };
+        if let Some(finding) = finding {
             self.raise(finding);
         }
     }
 
+    /// Whether an engine's counts can be compared with its rooms: it computes nothing, or what it computes is seen and none
+    /// of it may be counted still.
+    fn comparable(&self, at: Mono, server: u32, counts: &Counts, since: Mono) -> bool {
+        if counts.progress.is_none_or(|(_, still)| at.since(still) >= STILL) {
+            return true;
+        }
+        let seen = counts.left.is_some_and(|left| left >= since);
+        counts.settled
+            && seen
+            && self.peers.pairs().any(|p| p.concluded > 0 && self.server_at(p.prefill) == Some(server))
+    }
+
     fn count_finding(&self, at: Mono, server: u32, group: u64) -> Option<Finding> {
         let counts = &self.engines.server(server)?.counts;
-        let since = counts.steady.filter(|since| at.since(*since) >= STEADY)?;
+        let since = counts.inflight.long(at).filter(|since| self.comparable(at, server, counts, *since))?;
         let (_, gauges) = counts.last.as_ref()?;
-        // An engine that computes has counts that move faster than they can be compared.
-        if counts.progress.is_some_and(|(_, still)| at.since(still) < STILL) {
-            return None;
-        }
         let ranks: Vec<SocketAddr> = self.rank_peers(server);
         let known = self.peers.pairs().any(|p| self.server_at(p.prefill) == Some(server));
         let old = gauges.version.as_deref().and_then(parse).is_some_and(|r| r <= GHOSTS_UNTIL);
-        let ghost = old && counts.least == 1 && ranks.is_empty() && !known;
+        let ghost = old && counts.inflight.least == 1 && ranks.is_empty() && !known;
         let still = counts.still();
         let sure = !ghost && still.is_some_and(|s| at.since(s) >= STEADY);
         let mut evidence = vec![count_line(at, since, gauges, counts)];
         evidence.push(progress_line(at, gauges, counts));
-        if counts.from_start == Some(true) {
-            evidence.push(
-                "it was there when the agent first asked: the request is older than the agent".to_owned(),
-            );
-        }
+        evidence.extend(older_line(&counts.inflight));
         evidence.extend(peers_line(&ranks));
         evidence.extend(self.idle_line(server, gauges));
         if old {
@@ -237,6 +335,40 @@ impl RoomTable {
             closed_at: None,
             evidence,
             actions: actions(server, gauges, &ranks, ghost),
+        })
+    }
+
+    /// Requests that wait for decode's side, and no room tells of them. Decode may be short of memory, so it is `possible` only.
+    fn bootstrap_finding(&self, at: Mono, server: u32, group: u64) -> Option<Finding> {
+        let counts = &self.engines.server(server)?.counts;
+        let since = counts.bootstrap.long(at).filter(|since| self.comparable(at, server, counts, *since))?;
+        let (_, gauges) = counts.last.as_ref()?;
+        let ranks = self.rank_peers(server);
+        let mut evidence = vec![format!(
+            "{} in its bootstrap queue (num_prefill_bootstrap_queue_reqs), at least {} of which no room known here explains for {} s: \
+             they wait for METADATA of their decode engine",
+            gauges.bootstrap.unwrap_or(0),
+            counts.bootstrap.least.max(1),
+            at.since(since) / SECOND
+        )];
+        evidence.push(progress_line(at, gauges, counts));
+        evidence.extend(older_line(&counts.bootstrap));
+        evidence.extend(peers_line(&ranks));
+        evidence.extend(self.idle_line(server, gauges));
+        evidence.push(format!(
+            "a decode engine without free KV memory looks the same; what ends them is {BOOTSTRAP_TIMER} (not in NIXL before 0.5.18)"
+        ));
+        Some(Finding {
+            group,
+            class: Class::GaugeUnexplained,
+            confidence: Confidence::Possible,
+            engine: self.engine_party(server),
+            rooms: Vec::new(),
+            room_count: 0,
+            since,
+            closed_at: None,
+            evidence,
+            actions: actions(server, gauges, &ranks, false),
         })
     }
 
@@ -337,9 +469,9 @@ fn count_line(at: Mono, since: Mono, gauges: &EngineGauges, counts: &Counts) -> 
     let inflight = gauges.inflight.unwrap_or(0);
     let from = if gauges.stale { ", a count that can be 30 s old" } else { "" };
     format!(
-        "{inflight} in its inflight queue (num_prefill_inflight_queue_reqs{from}), {} of which no room known here \
-         explains; the count has not fallen for {} s",
-        counts.least.max(1),
+        "{inflight} in its inflight queue (num_prefill_inflight_queue_reqs{from}), at least {} of which no room known here \
+         explains for {} s",
+        counts.inflight.least.max(1),
         at.since(since) / SECOND
     )
 }
@@ -353,6 +485,11 @@ fn progress_line(at: Mono, gauges: &EngineGauges, counts: &Counts) -> String {
         }
         None => format!("it tells no progress counters (before 0.5.18, or only /metrics); {queues}"),
     }
+}
+
+fn older_line(held: &Unexplained) -> Option<String> {
+    (held.from_start == Some(true))
+        .then(|| "it was there when the agent first asked: the request is older than the agent".to_owned())
 }
 
 fn peers_line(ranks: &[SocketAddr]) -> Option<String> {
