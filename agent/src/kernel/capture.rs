@@ -4,7 +4,7 @@
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd as _, OwnedFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use aya::maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray, RingBuf};
 use aya::{Btf, Ebpf};
@@ -146,6 +146,8 @@ pub struct Capture {
     processes: HashMap<MapData, u32, u32>,
     counters: PerCpuArray<MapData, u64>,
     costs: Array<MapData, Plain<Costs>>,
+    /// Records handed over so far.
+    taken: u64,
     malformed: u64,
     endpoints_refused: u64,
     processes_refused: u64,
@@ -217,6 +219,7 @@ impl Capture {
             counters: typed(&mut ebpf, map::COUNTERS)?,
             costs: typed(&mut ebpf, map::COSTS)?,
             ebpf,
+            taken: 0,
             malformed: 0,
             endpoints_refused: 0,
             processes_refused: 0,
@@ -264,7 +267,27 @@ impl Capture {
             }
             taken += 1;
         }
+        self.taken += taken as u64;
         taken
+    }
+
+    /// Hands on every event that has been recorded until now. A record that another CPU is still writing hides those behind
+    /// it from [`drain`](Self::drain): this one waits for it, a second at most; `false`: in vain.
+    ///
+    /// # Errors
+    ///
+    /// [`KernelError::Map`] where the kernel refuses to say how many there are.
+    pub fn drain_recorded(&mut self, sink: &mut impl FnMut(Event<'_>)) -> Result<bool, KernelError> {
+        let recorded = self.counter(counter::RECORDS)?;
+        let until = Instant::now() + Duration::from_secs(1);
+        loop {
+            let left = usize::try_from(recorded.saturating_sub(self.taken)).unwrap_or(usize::MAX);
+            self.drain(left, sink);
+            if self.taken >= recorded || Instant::now() >= until {
+                return Ok(self.taken >= recorded);
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     /// Answers about a pending socket. The kernel looks at it at the socket's next call; for sockets judged by

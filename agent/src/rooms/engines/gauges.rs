@@ -455,11 +455,6 @@ impl RoomTable {
     }
 }
 
-/// Whether a room can be in prefill's queues.
-fn open_at_prefill(room: &Room) -> bool {
-    room.has_prefill && room.progress(Role::Prefill).terminal.is_none()
-}
-
 /// `DP1 TP3` → 1.
 fn dp_rank(ranks: &str) -> Option<u32> {
     ranks.split(' ').find_map(|r| r.strip_prefix("DP")).and_then(|n| n.parse().ok())
