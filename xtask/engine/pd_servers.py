@@ -106,6 +106,7 @@ class Servers:
             "--dtype", "bfloat16", "--host", "127.0.0.1", "--port", str(port), "--disaggregation-mode", mode,
             "--disaggregation-transfer-backend", a.backend, "--disaggregation-bootstrap-port", str(a.bootstrap_port),
             "--enable-metrics", "--log-level", "info",
+            *(["--enable-trace", "--otlp-traces-endpoint", a.otlp, "--trace-modules", "request"] if a.otlp else []),
             *(["--disaggregation-decode-retraction-backup", "cpu_tensor"] if mode == "decode" else [])])
 
     def up(self):
@@ -349,6 +350,7 @@ def main():
     ap.add_argument("--decode-port", type=int, default=31001)
     ap.add_argument("--router-port", type=int, default=31080)
     ap.add_argument("--bootstrap-port", type=int, default=31998)
+    ap.add_argument("--otlp", default=None, help="HOST:PORT that the servers send their spans to")
     ap.add_argument("--hang-ups", type=int, default=24, help="clients of the burst")
     ap.add_argument("--pause", type=float, default=120, help="seconds that prefill stands still")
     ap.add_argument("--hold", type=float, default=10, help="seconds without any request at the end")

@@ -7,6 +7,7 @@ mod case;
 mod report;
 mod servers;
 mod setup;
+mod spans;
 
 use std::path::{Path, PathBuf};
 

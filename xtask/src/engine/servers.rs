@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 
 use super::case::{ATTACHED, Attach, Case, END, Harness, LOAD, STARTUP, own_events, score};
 use super::setup::{self, Engine};
+use super::spans::Spans;
 use crate::agent::{Agent, Start};
 use crate::own::lines;
 use crate::requests;
@@ -33,17 +34,23 @@ pub(super) fn run(
     dir: &Path,
 ) -> Result<Value> {
     let sites = setup::router()?;
-    let start = |name: &str| match Agent::start(
+    let start = |name: &str, arguments: &[String]| match Agent::start(
         agent,
-        agent_args,
+        arguments,
         &dir.join(name).with_extension("jsonl"),
         &dir.join(name).with_extension("log"),
     )? {
         Start::Observing(agent) => Ok(agent),
         Start::NotPossible(why) => bail!("this host cannot be observed: {why}"),
     };
-    let early = if attach == Attach::Before { Some(start("events")?) } else { None };
+    let spans = Spans::prepare(engine, &sites, dir)?;
+    let first = || {
+        let arguments = [agent_args, &spans.agent_arguments()].concat();
+        start("events", &arguments)
+    };
+    let early = if attach == Attach::Before { Some(first()?) } else { None };
     let mut arguments = case.arguments();
+    arguments.extend(["--otlp".to_owned(), spans.tap.to_string()]);
     arguments.extend(["--extra-site".to_owned(), sites.to_string_lossy().into_owned()]);
     let mut harness = Harness::start("pd_servers.py", &arguments, engine, dir)?;
     harness.reach("ready", STARTUP)?;
@@ -51,7 +58,7 @@ pub(super) fn run(
     harness.reach("warm", LOAD)?;
     let mut agent = match early {
         Some(agent) => agent,
-        None => start("events")?,
+        None => first()?,
     };
     sleep(ATTACHED);
     agent.check()?;
@@ -59,7 +66,7 @@ pub(super) fn run(
     harness.reach("held", SERVED)?;
     agent.check()?;
     agent.stop()?;
-    let found = ghost(start("ghost")?, dir);
+    let found = ghost(start("ghost", agent_args)?, dir);
     harness.release("end")?;
     harness.finish(END)?;
     let own = own_events(&dir.join("events.jsonl"), dir)?;
@@ -68,6 +75,7 @@ pub(super) fn run(
     let mut counts = score(attach, &harness.truth(), &own, dir)?;
     let told = requests::wrong(&truth, &events)?;
     let mut more: Vec<Value> = told.into_iter().map(|why| json!({"what": "request", "why": why})).collect();
+    more.extend(spans.wrong(&truth, &events)?.into_iter().map(|why| json!({"what": "spans", "why": why})));
     if let Err(why) = found {
         more.push(json!({"what": "an agent that came later", "why": why.to_string()}));
     }
