@@ -249,7 +249,9 @@ impl Agent {
             if let Some((200, text)) = get(agent.listen, "/metrics").filter(|_| agent.first.is_empty()) {
                 agent.first = text;
             }
-            ready = get(agent.listen, "/readyz").is_some_and(|(status, _)| status == 200);
+            // It may begin to serve, and be ready, between the two questions.
+            let looked = !agent.first.is_empty();
+            ready = looked && get(agent.listen, "/readyz").is_some_and(|(status, _)| status == 200);
             ready
         });
         if ready {
