@@ -12,6 +12,7 @@
 
 pub mod cli;
 pub mod control;
+pub mod duration_text;
 pub mod engine;
 pub mod event;
 pub mod export;

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::duration_text;
 use crate::export::otlp::{Endpoint, ForwardConfig, OtlpConfig, QueueConfig, Secret};
 
 mod allowed;
@@ -139,7 +140,7 @@ pub struct Engine {
     /// Whether each engine of this host is asked for its queue counts, at its own HTTP port.
     pub scrape: bool,
     /// How often.
-    #[serde(with = "duration")]
+    #[serde(with = "crate::duration_text")]
     pub interval: Duration,
 }
 
@@ -207,10 +208,10 @@ pub enum Hook {
 #[serde(deny_unknown_fields, default)]
 pub struct Rooms {
     /// No room is overdue before this.
-    #[serde(with = "duration")]
+    #[serde(with = "crate::duration_text")]
     pub floor: Duration,
     /// Every room is overdue after this, in phases that contain neither queueing nor computing.
-    #[serde(with = "duration")]
+    #[serde(with = "crate::duration_text")]
     pub ceiling: Duration,
     /// Threshold = factor × 99th percentile of the phase.
     pub factor: u32,
@@ -369,20 +370,20 @@ impl Capture {
 impl Engine {
     fn problem(&self) -> Option<Problem> {
         let right = (Duration::from_secs(5)..=Duration::from_mins(1)).contains(&self.interval);
-        (!right).then(|| Problem::new("engine.interval", &duration::show(self.interval)))
+        (!right).then(|| Problem::new("engine.interval", &duration_text::show(self.interval)))
     }
 }
 
 impl Rooms {
     fn problem(&self) -> Option<Problem> {
         let wrong = |right: bool, key, value: String| (!right).then(|| Problem::new(key, &value));
-        wrong(self.floor >= Duration::from_secs(1), "rooms.floor", duration::show(self.floor))
+        wrong(self.floor >= Duration::from_secs(1), "rooms.floor", duration_text::show(self.floor))
             .or_else(|| {
                 // The one that is not the default is the one that was written.
                 let raised = self.ceiling == Self::default().ceiling;
                 let (key, value) =
                     if raised { ("rooms.floor", self.floor) } else { ("rooms.ceiling", self.ceiling) };
-                wrong(self.ceiling >= self.floor, key, duration::show(value))
+                wrong(self.ceiling >= self.floor, key, duration_text::show(value))
             })
             .or_else(|| wrong((1..=1000).contains(&self.factor), "rooms.factor", self.factor.to_string()))
             .or_else(|| wrong((1024..=4_194_304).contains(&self.max), "rooms.max", self.max.to_string()))
@@ -480,37 +481,6 @@ fn hint(what: &str) -> String {
         .filter(|(distance, name)| *distance <= 2.max(name.len() / 3))
         .min()
         .map_or_else(String::new, |(_, name)| format!(" (did you mean `{name}`?)"))
-}
-
-/// Durations as people write them: `10s`, `1m 30s`, `250ms`.
-pub mod duration {
-    use std::time::Duration;
-
-    use serde::{Deserialize, Deserializer, Serializer, de::Error as _};
-
-    /// Parses one.
-    ///
-    /// # Errors
-    /// Text that says what is wrong.
-    pub fn parse(text: &str) -> Result<Duration, String> {
-        let signed: jiff::SignedDuration =
-            text.parse().map_err(|e| format!("`{text}` is not a duration such as `10s` or `1m 30s`: {e}"))?;
-        Duration::try_from(signed).map_err(|_| format!("`{text}` is negative"))
-    }
-
-    /// Writes one as `parse` reads it.
-    pub fn show(duration: Duration) -> String {
-        jiff::SignedDuration::try_from(duration)
-            .map_or_else(|_| format!("{}s", duration.as_secs()), |d| format!("{d:#}"))
-    }
-
-    pub(super) fn serialize<S: Serializer>(duration: &Duration, to: S) -> Result<S::Ok, S::Error> {
-        to.serialize_str(&show(*duration))
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
-        parse(&String::deserialize(from)?).map_err(D::Error::custom)
-    }
 }
 
 #[cfg(test)]

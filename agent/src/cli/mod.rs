@@ -112,7 +112,7 @@ struct Overrides {
     #[arg(long, env = "ROOMTRACE_OTLP_ENDPOINT", hide_env_values = true, value_name = "URL")]
     otlp_endpoint: Option<String>,
     /// No room is overdue before this (for example `10s`).
-    #[arg(long, env = "ROOMTRACE_FLOOR", value_name = "DURATION", value_parser = config::duration::parse)]
+    #[arg(long, env = "ROOMTRACE_FLOOR", value_name = "DURATION", value_parser = crate::duration_text::parse)]
     floor: Option<Duration>,
     /// Do not read requests at HTTP ports: HTTP is foreign then, and rooms are known by control messages alone.
     #[arg(long, env = "ROOMTRACE_NO_REQUESTS", value_parser = clap::builder::FalseyValueParser::new())]
@@ -159,7 +159,7 @@ struct ReplayArgs {
     #[command(flatten)]
     overrides: Overrides,
     /// Let time run on after the last packet.
-    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = config::duration::parse)]
+    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = crate::duration_text::parse)]
     extend: Duration,
     /// Tell everything known of one room at the end.
     #[arg(long, value_name = "ROOM")]
@@ -184,7 +184,7 @@ struct RoomsArgs {
     /// Only pinned rooms; end with 1 when there is one.
     #[arg(long)]
     pinned: bool,
-    /// The API's JSON instead of a table.
+    /// The API's JSON instead of a line for each room.
     #[arg(long)]
     json: bool,
 }

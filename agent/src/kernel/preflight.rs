@@ -189,7 +189,7 @@ fn lockdown() -> Check {
             (Some(mode), _) => mode,
             (None, Ok(_)) => "unknown".to_owned(),
             (None, Err(e)) if e.kind() == io::ErrorKind::NotFound => {
-                "securityfs not mounted: not known".to_owned()
+                "not known, securityfs is not mounted: loading the programs shows it".to_owned()
             }
             (None, Err(e)) => e.to_string(),
         },

@@ -7,7 +7,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde::{Deserialize, Serialize, Serializer};
 
 use super::endpoint::Endpoint;
 
@@ -24,7 +24,7 @@ pub struct OtlpConfig {
     /// Headers (gRPC: metadata) of every request; they win over `OTEL_EXPORTER_OTLP_HEADERS`.
     pub headers: BTreeMap<String, Secret>,
     /// How long one request may take; default: `OTEL_EXPORTER_OTLP_TIMEOUT`, then 10 s.
-    #[serde(with = "seconds")]
+    #[serde(with = "crate::duration_text::optional")]
     pub timeout: Option<Duration>,
     /// Default: `OTEL_EXPORTER_OTLP_COMPRESSION`, then none.
     pub compression: Option<Compression>,
@@ -79,7 +79,7 @@ pub struct QueueConfig {
     /// Bytes they take at most.
     pub bytes: usize,
     /// How long one is kept when the receiver cannot be reached.
-    #[serde(with = "whole_seconds")]
+    #[serde(with = "crate::duration_text")]
     pub keep: Duration,
 }
 
@@ -122,53 +122,5 @@ impl fmt::Debug for Secret {
 impl Serialize for Secret {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         to.serialize_str(self.shown())
-    }
-}
-
-/// `10s`, `250ms`, `1m 30s`.
-fn parse_duration(text: &str) -> Result<Duration, String> {
-    let signed: jiff::SignedDuration =
-        text.parse().map_err(|e| format!("`{text}` is not a duration such as `10s` or `1m 30s`: {e}"))?;
-    Duration::try_from(signed).map_err(|_| format!("`{text}` is negative"))
-}
-
-fn show_duration(duration: Duration) -> String {
-    jiff::SignedDuration::try_from(duration)
-        .map_or_else(|_| format!("{}s", duration.as_secs()), |d| format!("{d:#}"))
-}
-
-mod whole_seconds {
-    use super::{Deserialize, Deserializer, Duration, Serializer, parse_duration, show_duration};
-    use serde::de::Error as _;
-
-    pub(super) fn serialize<S: Serializer>(duration: &Duration, to: S) -> Result<S::Ok, S::Error> {
-        to.serialize_str(&show_duration(*duration))
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
-        parse_duration(&String::deserialize(from)?).map_err(D::Error::custom)
-    }
-}
-
-pub(super) mod seconds {
-    use super::{Deserialize, Deserializer, Duration, Serializer, parse_duration, show_duration};
-    use serde::de::Error as _;
-
-    #[allow(clippy::ref_option, reason = "serde's signature")]
-    pub(in crate::export::otlp) fn serialize<S: Serializer>(
-        duration: &Option<Duration>,
-        to: S,
-    ) -> Result<S::Ok, S::Error> {
-        match duration {
-            Some(duration) => to.serialize_str(&show_duration(*duration)),
-            None => to.serialize_none(),
-        }
-    }
-
-    pub(in crate::export::otlp) fn deserialize<'de, D: Deserializer<'de>>(
-        from: D,
-    ) -> Result<Option<Duration>, D::Error> {
-        let text = Option::<String>::deserialize(from)?;
-        text.map(|t| parse_duration(&t).map_err(D::Error::custom)).transpose()
     }
 }

@@ -14,7 +14,7 @@ use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
 use super::Endpoint;
-use super::config::{OtlpConfig, Protocol, QueueConfig, Secret, TlsConfig, seconds};
+use super::config::{OtlpConfig, Protocol, QueueConfig, Secret, TlsConfig};
 use super::raw;
 use super::settings::{self, OtlpError, Target};
 use super::transport::{Failure, Wire};
@@ -42,7 +42,7 @@ pub struct ForwardConfig {
     /// Headers (gRPC: metadata) of every request. Those of the engines are not handed on.
     pub headers: BTreeMap<String, Secret>,
     /// How long one request may take; default 10 s.
-    #[serde(with = "seconds")]
+    #[serde(with = "crate::duration_text::optional")]
     pub timeout: Option<Duration>,
     /// Certificates.
     pub tls: TlsConfig,
