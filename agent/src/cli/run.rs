@@ -39,8 +39,9 @@ const TICK: u64 = SECOND / 10;
 /// How often metrics are published, clocks compared, counters of the kernel side read.
 const MEASURE: u64 = SECOND;
 
-/// How long outputs may take at SIGTERM; systemd and Kubernetes wait longer by default (90 s, 30 s).
-const GRACE: Duration = Duration::from_secs(10);
+/// How long outputs may take at SIGTERM, so that all is over within 10 s, what writers add to count what they abandon included;
+/// systemd and Kubernetes wait longer by default (90 s, 30 s).
+const GRACE: Duration = Duration::from_secs(8);
 
 /// `roomtrace run`.
 pub(super) fn run(config: &Config) -> Outcome {
