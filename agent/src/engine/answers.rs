@@ -21,6 +21,10 @@ const MAX_VERSION: usize = 64;
 /// `managers/load_snapshot.py`; before, the counts can be those of the last batch).
 const LIVE_FROM: Release = Release::new(0, 5, 19, 0);
 
+/// A count is of the moment if its scheduler wrote it so shortly before the answer, seconds. One that only waits for transfers writes
+/// twenty times a second (`LOAD_STALL_REFRESH_S`, `managers/scheduler.py` of SGLang 0.5.23); one that computes or is paused writes when that is over.
+const FRESH_S: f64 = 5.0;
+
 /// Reads the answer of `/v1/loads` (SGLang 0.5.8 to 0.5.23, `entrypoints/v1_loads.py`): one entry per data-parallel rank,
 /// tensor-parallel ranks are not told apart.
 ///
@@ -38,10 +42,16 @@ pub(super) fn loads(body: &[u8]) -> Result<EngineGauges, String> {
         stale: version.and_then(parse).is_none_or(|r| r < LIVE_FROM),
         ..EngineGauges::default()
     };
+    let answered =
+        answer.get("timestamp").and_then(Value::as_str).and_then(|t| t.parse::<jiff::Timestamp>().ok());
+    let answered = answered.map(|t| t.as_duration().as_secs_f64());
     // One that no scheduler has filled yet has no time: it says nothing, also not zero.
     let filled = |load: &&Value| load.get("timestamp").is_none_or(|t| t.as_f64() != Some(0.0));
     for load in loads.iter().filter(filled).take(MAX_RANKS) {
         add_load(&mut gauges, load);
+        let written = load.get("timestamp").and_then(Value::as_f64);
+        let age = answered.zip(written).map(|(answered, written)| answered - written);
+        gauges.stale |= !age.is_some_and(|age| age.abs() < FRESH_S);
     }
     gauges.inflight_by_dp.sort_unstable();
     Ok(gauges)
@@ -188,7 +198,7 @@ mod tests {
 
     #[test]
     fn loads_of_data_parallel_ranks_are_summed() {
-        let body = br#"{"timestamp":"2026-01-01T00:00:00+00:00","version":"0.5.23","loads":[
+        let body = br#"{"timestamp":"1970-01-01T00:00:13.500000+00:00","version":"0.5.23","loads":[
             {"dp_rank":1,"timestamp":12.5,"num_running_reqs":0,"num_waiting_reqs":2,
              "total_prefill_uncached_tokens":100,"total_prefill_busy_us":5000,
              "disaggregation":{"mode":"prefill","prefill_bootstrap_queue_reqs":3,"prefill_inflight_queue_reqs":1},
@@ -201,6 +211,16 @@ mod tests {
         assert_eq!((g.inflight, g.bootstrap, g.waiting, g.running), (Some(3), Some(3), Some(2), Some(1)));
         assert_eq!((g.progress, g.paused, g.stale), (Some(5102), Some(0), false));
         assert_eq!(g.inflight_by_dp, [(0, 2), (1, 1)]);
+        // A scheduler that computes for long, or is paused, has not written since.
+        let text = String::from_utf8_lossy(body);
+        for frozen in [
+            text.replacen("12.5", "8.4", 1),
+            text.replace("13.5", "18.5"),
+            text.replacen("\"timestamp\":\"", "\"t\":\"", 1),
+        ] {
+            let g = loads(frozen.as_bytes()).unwrap();
+            assert_eq!((g.inflight, g.stale), (Some(3), true), "{frozen}");
+        }
     }
 
     #[test]

@@ -251,6 +251,8 @@ impl RoomTable {
                 }
             } else {
                 let at = facts.since.plus(facts.threshold).plus(facts.request.stood);
+                // What does not wait for time is looked at again.
+                let at = if at > now { at } else { now.plus(AGAIN_QUEUED) };
                 due = Some(due.map_or(at, |d| d.min(at)));
             }
         }

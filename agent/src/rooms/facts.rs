@@ -21,6 +21,9 @@ impl RoomTable {
     /// Facts of one view; `None` where the view is over and nothing is owed in it.
     pub(crate) fn facts(&self, room: &Room, role: Role, view: Progress, now: Mono) -> Option<Facts> {
         let (phase, since) = phase_of(room, role, view)?;
+        // One request for several rooms is answered when the last of them is over.
+        let waits = role == Role::Prefill && phase == Phase::Conclude;
+        let since = since.max(self.siblings_over(room).filter(|_| waits).unwrap_or(since));
         let subject = subject(room, role, phase);
         let (prefill, decode) = subject.map_or(room.home, |l| (l.prefill, l.decode));
         let session = subject.map_or(NONE, |l| l.session);
@@ -89,7 +92,7 @@ impl RoomTable {
             prefill_lost: self.lost(prefill, room.opened_at),
             decode_lost: self.lost(decode, room.opened_at),
             request,
-            engine_idle: self.engine_idle(room, now),
+            engine_idle: self.engine_idle(room, since, now),
             spans: crate::rooms::spans::facts(room),
             pinned_since: room.judgement.as_ref().filter(|j| j.class.pins()).map(|j| j.since),
         })

@@ -168,6 +168,9 @@ pub(crate) fn judge(f: &Facts) -> Option<Judgement> {
     if let Some(j) = proven(f).or_else(|| judge_requests::not_told(f)) {
         return Some(j);
     }
+    if f.request.held && f.request.siblings && !f.told.is_empty() {
+        return None; // Its request waits for another room.
+    }
     if !f.overdue() && !still_waits(f) {
         return judge_requests::paused(f);
     }
@@ -263,7 +266,7 @@ fn lost_peer(f: &Facts) -> Option<Judgement> {
     if f.phase == Phase::Abort {
         return None;
     }
-    let before_pin = |at: Mono| at >= f.opened_at && f.pinned_since.is_none_or(|p| at < p);
+    let before_pin = |at: Mono| at >= f.opened_at && f.pinned_since.is_none_or(|p| at <= p);
     let (who, lost, survivor) = match f.role {
         Role::Prefill => (Who::Decode, f.decode_lost, Who::Prefill),
         Role::Decode => (Who::Prefill, f.prefill_lost, Who::Decode),
@@ -281,7 +284,9 @@ fn lost_peer(f: &Facts) -> Option<Judgement> {
         Role::Decode => Some(Kind::Status),
     };
     let draft = Draft::new(Class::PeerLost, Confidence::Possible, who, expected);
-    Some(draft.act_on(survivor).ends(ends).done(f))
+    // Not before it went, or the next look would find it gone after the pin.
+    let since = lost.at.max(f.since.plus(f.threshold));
+    Some(draft.act_on(survivor).ends(ends).since(since).done(f))
 }
 
 fn by_phase(f: &Facts) -> Judgement {

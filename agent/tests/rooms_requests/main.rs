@@ -6,6 +6,7 @@ mod bootstrap;
 mod classes;
 mod completion;
 mod modes;
+mod numbers;
 mod pauses;
 mod properties;
 mod roles;

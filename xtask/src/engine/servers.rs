@@ -75,7 +75,7 @@ pub(super) fn run(
     let mut counts = score(attach, &harness.truth(), &own, dir)?;
     let told = requests::wrong(&truth, &events)?;
     let mut more: Vec<Value> = told.into_iter().map(|why| json!({"what": "request", "why": why})).collect();
-    more.extend(spans.wrong(&truth, &events)?.into_iter().map(|why| json!({"what": "spans", "why": why})));
+    more.extend(spans.wrong(&truth)?.into_iter().map(|why| json!({"what": "spans", "why": why})));
     if let Err(why) = found {
         more.push(json!({"what": "an agent that came later", "why": why.to_string()}));
     }

@@ -3,7 +3,7 @@
 //! `xtask/engine/otlp_tap.py` is tap and sink. What the agent took must come out of it unchanged, and every room that both
 //! servers finished must carry their spans.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -66,11 +66,11 @@ impl Spans {
     }
 
     /// What is wrong with the spans, once the agent has ended; empty: nothing.
-    pub(super) fn wrong(&self, truth: &str, events: &str) -> Result<Vec<String>> {
+    pub(super) fn wrong(&self, truth: &str) -> Result<Vec<String>> {
         let taken = std::fs::read_to_string(&self.taken).context("read what the tap took down")?;
         let traces = std::fs::read_to_string(&self.traces).context("read the agent's traces")?;
         let mut wrong = unlike(&taken);
-        wrong.extend(unjoined(truth, events, &links(&traces)?)?);
+        wrong.extend(unjoined(truth, &told(&traces)?)?);
         Ok(wrong)
     }
 }
@@ -109,36 +109,47 @@ fn unlike(taken: &str) -> Vec<String> {
     wrong
 }
 
-/// Traces that each trace of the agent links to.
-fn links(traces: &str) -> Result<HashMap<String, BTreeSet<String>>> {
-    let mut links: HashMap<String, BTreeSet<String>> = HashMap::new();
+/// What the agent's traces say of the servers' requests of one room, by their role.
+type Told = HashMap<String, Request>;
+
+/// One request of a server as the agent tells it (its span `engine_request`).
+struct Request {
+    rid: String,
+    stages: Vec<String>,
+    /// The server's own trace.
+    linked: bool,
+}
+
+/// What the agent's traces say of each room.
+fn told(traces: &str) -> Result<HashMap<String, Told>> {
+    let mut rooms: HashMap<String, Told> = HashMap::new();
+    let many = |v: &Value, key: &str| v[key].as_array().cloned().unwrap_or_default();
     for line in lines(traces) {
         let line = line.context("the agent's traces")?;
-        let many = |v: &Value, key: &str| v[key].as_array().cloned().unwrap_or_default();
-        for resource in many(&line, "resourceSpans") {
-            for scope in many(&resource, "scopeSpans") {
-                for span in many(&scope, "spans") {
-                    let trace = span["traceId"].as_str().unwrap_or_default().to_owned();
-                    let to = many(&span, "links")
-                        .into_iter()
-                        .filter_map(|l| Some(l["traceId"].as_str()?.to_owned()));
-                    links.entry(trace).or_default().extend(to);
-                }
-            }
+        let resources = many(&line, "resourceSpans").into_iter();
+        let spans = resources.flat_map(|r| many(&r, "scopeSpans")).flat_map(|s| many(&s, "spans"));
+        for span in spans.filter(|s| s["name"] == "engine_request") {
+            let attribute = |key: &str| {
+                let found = many(&span, "attributes").into_iter().find(|a| a["key"] == key)?;
+                Some(found["value"]["stringValue"].as_str()?.to_owned())
+            };
+            let (Some(room), Some(role)) = (attribute("sglang.pd.room"), attribute("sglang.pd.role")) else {
+                continue;
+            };
+            let name = |event: Value| Some(event["name"].as_str()?.to_owned());
+            let request = Request {
+                rid: attribute("sglang.rid").unwrap_or_default(),
+                stages: many(&span, "events").into_iter().filter_map(name).collect(),
+                linked: !many(&span, "links").is_empty(),
+            };
+            rooms.entry(room).or_default().insert(role, request);
         }
     }
-    Ok(links)
+    Ok(rooms)
 }
 
 /// Rooms that both servers finished, of which the agent does not say what their spans say.
-fn unjoined(truth: &str, events: &str, links: &HashMap<String, BTreeSet<String>>) -> Result<Vec<String>> {
-    let mut said: HashMap<String, Value> = HashMap::new();
-    for event in lines(events) {
-        let event = event.context("the agent's events")?;
-        if let Some(room) = event["room"].as_str() {
-            said.insert(room.to_owned(), event);
-        }
-    }
+fn unjoined(truth: &str, told: &HashMap<String, Told>) -> Result<Vec<String>> {
     let (mut wrong, mut rooms) = (Vec::new(), 0_u32);
     for row in lines(truth) {
         let row = row.context("the truth file")?;
@@ -148,11 +159,8 @@ fn unjoined(truth: &str, events: &str, links: &HashMap<String, BTreeSet<String>>
         }
         rooms += 1;
         let room = row["room"].to_string();
-        let Some(event) = said.get(&room) else {
-            wrong.push(format!("room {room} ({}) was not seen", row["rid"]));
-            continue;
-        };
-        wrong.extend(missing(&row, event, links).map(|why| format!("room {room} ({}): {why}", row["rid"])));
+        let why = told.get(&room).map_or_else(|| Some("no spans".to_owned()), |told| missing(&row, told));
+        wrong.extend(why.map(|why| format!("room {room} ({}): {why}", row["rid"])));
     }
     if wrong.is_empty() {
         eprintln!(
@@ -162,28 +170,18 @@ fn unjoined(truth: &str, events: &str, links: &HashMap<String, BTreeSet<String>>
     Ok(wrong)
 }
 
-fn missing(row: &Value, event: &Value, links: &HashMap<String, BTreeSet<String>>) -> Option<String> {
-    let scheduler = &event["scheduler"];
-    if scheduler.is_null() {
-        return Some("no spans".to_owned());
-    }
-    let linked = event["trace_id"].as_str().and_then(|t| links.get(t));
+fn missing(row: &Value, told: &Told) -> Option<String> {
     for (role, stages) in STAGES {
-        let requests = scheduler["requests"].as_array().map(Vec::as_slice).unwrap_or_default();
-        let Some(request) = requests.iter().find(|r| r["role"] == role) else {
+        let Some(request) = told.get(role) else {
             return Some(format!("no spans of {role}"));
         };
-        if request["rid"] != row["rid"] {
-            return Some(format!("{role}'s spans are of request {}", request["rid"]));
+        if row["rid"] != request.rid.as_str() {
+            return Some(format!("{role}'s spans are of request {}", request.rid));
         }
-        if !linked.is_some_and(|to| request["trace_id"].as_str().is_some_and(|t| to.contains(t))) {
+        if !request.linked {
             return Some(format!("its trace does not link to {role}'s"));
         }
-        let has = |stage: &str| {
-            let all = scheduler["stages"].as_array().map(Vec::as_slice).unwrap_or_default();
-            all.iter().any(|s| s["role"] == role && s["stage"] == stage)
-        };
-        if let Some(stage) = stages.iter().find(|s| !has(s)) {
+        if let Some(stage) = stages.iter().find(|s| !request.stages.iter().any(|has| has == *s)) {
             return Some(format!("{role} tells no stage {stage}"));
         }
     }
@@ -207,31 +205,32 @@ mod tests {
     #[test]
     fn a_finished_room_has_spans_and_links() {
         let truth = r#"{"kind":"room","room":5,"rid":"a","label":"success","scenario":"a"}"#;
-        let stages = |role: &str, names: [&str; 2]| {
-            names.map(|n| format!(r#"{{"stage":"{n}","role":"{role}"}}"#)).join(",")
-        };
-        let stages = STAGES.map(|(role, names)| stages(role, names)).join(",");
-        let of =
-            |role: &str, rid: &str| format!(r#"{{"role":"{role}","rid":"{rid}","trace_id":"t-{role}"}}"#);
-        let event = |requests: &str, stages: &str| {
+        let attribute =
+            |key: &str, value: &str| format!(r#"{{"key":"{key}","value":{{"stringValue":"{value}"}}}}"#);
+        let span = |role: &str, rid: &str, stages: &[&str], links: &str| {
+            let attributes = [
+                attribute("sglang.pd.room", "5"),
+                attribute("sglang.pd.role", role),
+                attribute("sglang.rid", rid),
+            ];
+            let events: Vec<String> = stages.iter().map(|s| format!(r#"{{"name":"{s}"}}"#)).collect();
+            let (attributes, events) = (attributes.join(","), events.join(","));
             format!(
-                r#"{{"room":"5","trace_id":"ours","scheduler":{{"requests":[{requests}],"stages":[{stages}]}}}}"#
+                r#"{{"name":"engine_request","attributes":[{attributes}],"events":[{events}],"links":[{links}]}}"#
             )
         };
-        let both = [of("prefill", "a"), of("decode", "a")].join(",");
-        let to: BTreeSet<String> = ["t-prefill", "t-decode"].map(str::to_owned).into();
-        let all = HashMap::from([("ours".to_owned(), to)]);
-        let n = |event: &str, links: &_| unjoined(truth, event, links).unwrap().len();
-        assert_eq!(n(&event(&both, &stages), &all), 0);
-        assert_eq!(n(&event(&both, &stages), &HashMap::new()), 1, "no links");
-        assert_eq!(n(&event(&both, ""), &all), 1, "no stages");
-        assert_eq!(n(&event(&of("prefill", "a"), &stages), &all), 1, "one server's");
-        assert_eq!(
-            n(&event(&[of("prefill", "a"), of("decode", "b")].join(","), &stages), &all),
-            1,
-            "another request"
-        );
-        assert_eq!(n(r#"{"room":"5","scheduler":null}"#, &all), 1);
-        assert_eq!(n("", &all), 1, "not seen");
+        let n = |spans: &[String]| {
+            let spans = spans.join(",");
+            let line = format!(r#"{{"resourceSpans":[{{"scopeSpans":[{{"spans":[{spans}]}}]}}]}}"#);
+            unjoined(truth, &told(&line).unwrap()).unwrap().len()
+        };
+        let [(p, prefill), (d, decode)] = STAGES;
+        let of_prefill = span(p, "a", &prefill, "{}");
+        assert_eq!(n(&[of_prefill.clone(), span(d, "a", &decode, "{}")]), 0);
+        assert_eq!(n(&[of_prefill.clone(), span(d, "a", &decode, "")]), 1, "no link");
+        assert_eq!(n(&[of_prefill.clone(), span(d, "a", &decode[..1], "{}")]), 1, "a stage is missing");
+        assert_eq!(n(&[of_prefill.clone(), span(d, "b", &decode, "{}")]), 1, "another request");
+        assert_eq!(n(&[of_prefill]), 1, "one server's");
+        assert_eq!(n(&[]), 1);
     }
 }

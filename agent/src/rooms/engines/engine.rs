@@ -215,24 +215,34 @@ impl Engine {
         }
         let old = self.numbers.filter(|n| at.since(n.at) <= STALE);
         let same = old.is_some_and(|n| n.progress.is_some() && n.progress == g.progress);
-        let quiet =
-            same && g.inflight.is_some_and(|n| n >= 1) && g.waiting == Some(0) && g.running.unwrap_or(0) == 0;
+        let quiet = !g.stale
+            && same
+            && g.inflight.is_some_and(|n| n >= 1)
+            && g.waiting == Some(0)
+            && g.running.unwrap_or(0) == 0;
         let moved = match old {
             Some(n) if !same && n.progress.is_some() && g.progress.is_some() => Some(at),
             _ => old.and_then(|n| n.moved),
         };
         let idle_since = quiet.then(|| old.and_then(|n| n.idle_since).unwrap_or(old.map_or(at, |n| n.at)));
-        self.numbers = Some(Numbers { at, progress: g.progress, idle_since, moved, waiting: g.waiting });
+        self.numbers = Some(Numbers {
+            at,
+            progress: g.progress,
+            idle_since,
+            moved,
+            waiting: g.waiting.filter(|_| !g.stale),
+        });
         // What is 30 s old tells nothing of a moment.
         if g.waiting == Some(0) && g.bootstrap.unwrap_or(0) == 0 && !g.stale {
             keep(&mut self.clear, at, MAX_CLEAR);
         }
     }
 
-    /// Whether it does not compute although something is in flight; `Some(false)`: it computes; `None`: not known.
-    pub(crate) fn idle(&self, now: Mono) -> Option<bool> {
+    /// Whether it has not computed for long since `from` although something is in flight; `Some(false)`: it computes; `None`: not
+    /// known.
+    pub(crate) fn idle(&self, now: Mono, from: Mono) -> Option<bool> {
         let n = self.numbers.filter(|n| now.since(n.at) <= STALE)?;
-        if n.idle_since.is_some_and(|since| n.at.since(since) >= STILL) {
+        if n.idle_since.is_some_and(|since| n.at.since(since.max(from)) >= STILL) {
             return Some(true);
         }
         n.moved.is_some_and(|at| now.since(at) < STILL).then_some(false)
@@ -243,9 +253,9 @@ impl Engine {
         self.clear.iter().copied().find(|at| *at >= from)
     }
 
-    /// Requests that wait in it, as it says.
-    pub(crate) fn waiting(&self, now: Mono) -> Option<u64> {
-        self.numbers.filter(|n| now.since(n.at) <= STALE).and_then(|n| n.waiting)
+    /// Requests that wait in it, as it has said at `from` or later.
+    pub(crate) fn waiting(&self, now: Mono, from: Mono) -> Option<u64> {
+        self.numbers.filter(|n| n.at >= from && now.since(n.at) <= STALE).and_then(|n| n.waiting)
     }
 }
 
@@ -315,7 +325,7 @@ mod tests {
                 ..EngineGauges::default()
             };
             e.gauged(Mono(s * SECOND), &g);
-            e.idle(Mono(s * SECOND))
+            e.idle(Mono(s * SECOND), Mono(0))
         };
         assert_eq!(say(0, 1, 0, 7), None);
         assert_eq!(say(5, 1, 0, 7), None);
@@ -324,6 +334,6 @@ mod tests {
         assert_eq!(say(13, 1, 0, 8), Some(false), "it moves");
         assert_eq!(say(22, 1, 0, 8), Some(false));
         assert_eq!(say(25, 1, 0, 8), Some(true));
-        assert_eq!(e.idle(Mono(100 * SECOND)), None, "too old");
+        assert_eq!(e.idle(Mono(100 * SECOND), Mono(0)), None, "too old");
     }
 }

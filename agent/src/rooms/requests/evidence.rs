@@ -43,6 +43,11 @@ impl RoomTable {
             Some(Stopped { role, since: e.stopped?, why: e.why()?.words() })
         });
         let request = room.request.as_deref();
+        // What it says of a request that has only just come is of before.
+        let waiting = |role: Role, e: Option<&Engine>| {
+            let from = room.leg(role).map_or(since, |l| l.seen.begun).plus(self.config.floor);
+            e.and_then(|e| e.waiting(now, from))
+        };
         RequestFacts {
             rid: request.and_then(|r| r.rid.as_deref()).map(str::to_owned),
             prefill: room.leg(Role::Prefill).map(|l| l.seen),
@@ -58,14 +63,40 @@ impl RoomTable {
             ahead: room.leg(Role::Prefill).zip(prefill).is_some_and(|(l, e)| self.ahead(e, l.seen.begun)),
             stopped,
             stood: stood([prefill, decode], since, now),
-            waiting: [prefill, decode].map(|e| e.and_then(|e| e.waiting(now))),
+            waiting: [waiting(Role::Prefill, prefill), waiting(Role::Decode, decode)],
+            siblings: self.siblings_open(room),
         }
     }
 
-    /// Whether the prefill engine of this room computes: see [`Engine::idle`].
-    pub(crate) fn engine_idle(&self, room: &Room, now: Mono) -> Option<bool> {
+    /// Whether the prefill engine of this room computes, its phase having begun at `since`: see [`Engine::idle`].
+    pub(crate) fn engine_idle(&self, room: &Room, since: Mono, now: Mono) -> Option<bool> {
         let [prefill, _] = self.engines_of(room);
-        self.engines.get(prefill?)?.idle(now)
+        let from = room.leg(Role::Prefill).map_or(since, |l| l.seen.begun.max(since));
+        self.engines.get(prefill?)?.idle(now, from)
+    }
+
+    /// The other rooms of this room's request at prefill: it is answered when all of them are over.
+    fn siblings<'a>(&'a self, room: &'a Room) -> impl Iterator<Item = &'a Room> {
+        let key = room.leg(Role::Prefill).map(|l| l.key);
+        let all = key.and_then(|key| self.http.open.get(&key)).map_or(&[][..], |open| &open.rooms);
+        let living = all
+            .iter()
+            .filter_map(|(slot, generation)| self.rooms.get(*slot).filter(|r| r.generation == *generation));
+        living.filter(|r| r.room != room.room)
+    }
+
+    /// Whether one of them is not over at prefill.
+    fn siblings_open(&self, room: &Room) -> bool {
+        self.siblings(room).any(|r| r.progress(Role::Prefill).terminal.is_none())
+    }
+
+    /// When the last of them was.
+    pub(crate) fn siblings_over(&self, room: &Room) -> Option<Mono> {
+        self.siblings(room)
+            .map(|r| r.progress(Role::Prefill))
+            .filter(|p| p.terminal.is_some())
+            .map(|p| p.since)
+            .max()
     }
 
     /// The first moment from `from` on at which nothing waited in the prefill engine of this room: see

@@ -1,0 +1,139 @@
+//! What an engine's own numbers may settle: they must be of now, and of a time in which the room was there.
+
+use super::rooms_support::*;
+use super::web::*;
+use roomtrace::rooms::model::{EngineGauges, Input, Outcome, Role};
+use roomtrace::sglang::message::KvPoll;
+use roomtrace::verdict::model::{Class, Confidence};
+
+const ROOM: u64 = 7_000_000_000_000_000_031;
+
+fn transfers(w: &mut Web, room: u64) {
+    w.metadata(room, &decode(0), &prefill(0));
+}
+
+fn succeeds(w: &mut Web, room: u64) {
+    w.status(room, &prefill(0), &decode(0), KvPoll::Success);
+    let end = w.sent_to(&prefill(0), &decode(0));
+    w.acknowledge(&prefill(0), &decode(0), end);
+}
+
+fn verdict(w: &Web, room: u64) -> Option<(Class, Confidence)> {
+    w.last(room).verdict.map(|v| (v.class, v.confidence))
+}
+
+/// A request for several rooms is answered when the last of them is over.
+#[test]
+fn rooms_of_one_request_wait_for_each_other() {
+    let mut w = Web::new(Sees::Prefill);
+    let rooms = [ROOM, ROOM + 1, ROOM + 2];
+    let key = w.ask_for(Role::Prefill, &rooms, "");
+    rooms.iter().for_each(|room| transfers(&mut w, *room));
+    w.wait(20);
+    rooms[..2].iter().for_each(|room| succeeds(&mut w, *room));
+    for n in 0..8 {
+        w.gauges(Role::Prefill, 1, 0, n);
+        w.wait(15_000);
+        for room in &rooms[..2] {
+            assert_eq!(w.pin(*room), None, "{n}");
+        }
+    }
+    succeeds(&mut w, rooms[2]);
+    w.wait(8000);
+    assert!(rooms[..2].iter().all(|room| w.pin(*room).is_none()), "the answer is on its way");
+    w.wait(4000);
+    for room in rooms {
+        assert_eq!(verdict(&w, room), Some((Class::ConcludedButHeld, Confidence::Possible)));
+    }
+    w.wait(60_000);
+    assert_eq!(verdict(&w, ROOM), Some((Class::ConcludedButHeld, Confidence::Likely)));
+    w.finished(key);
+    w.wait(3000);
+    for room in rooms {
+        assert_eq!(w.outcomes(room), [Outcome::Success]);
+    }
+}
+
+#[test]
+fn that_nothing_waits_must_have_been_said_when_the_request_was_there() {
+    let mut w = Web::new(Sees::Both);
+    w.wait(5000);
+    w.gauges(Role::Decode, 0, 0, 0);
+    w.wait(1000);
+    w.request(Role::Prefill, ROOM);
+    w.request(Role::Decode, ROOM);
+    w.wait(5000);
+    // It may be on its way to the scheduler still.
+    w.gauges(Role::Decode, 0, 0, 0);
+    w.wait(7000);
+    assert_eq!(verdict(&w, ROOM), Some((Class::Queued, Confidence::Possible)));
+    w.gauges(Role::Decode, 0, 1, 0);
+    w.wait(2000);
+    assert_eq!(verdict(&w, ROOM), Some((Class::Queued, Confidence::Possible)));
+    w.gauges(Role::Decode, 0, 0, 0);
+    w.wait(2000);
+    assert_eq!(verdict(&w, ROOM), Some((Class::MetadataMissing, Confidence::Likely)));
+}
+
+#[test]
+fn counters_must_have_stood_still_since_the_room_began() {
+    let begin = || {
+        let mut w = Web::new(Sees::Prefill);
+        // Another one is pinned: something is in flight.
+        for _ in 0..4 {
+            w.gauges(Role::Prefill, 1, 0, 7);
+            w.wait(15_000);
+        }
+        w.request(Role::Prefill, ROOM);
+        transfers(&mut w, ROOM);
+        w.wait(2000);
+        w.gauges(Role::Prefill, 2, 0, 7);
+        w.wait(9000);
+        assert_eq!(verdict(&w, ROOM), Some((Class::TransferNotConcluded, Confidence::Possible)));
+        w
+    };
+    // It is being computed.
+    let mut w = begin();
+    w.gauges(Role::Prefill, 1, 0, 8);
+    w.wait(2000);
+    assert_eq!(verdict(&w, ROOM), Some((Class::Queued, Confidence::Possible)));
+    let mut w = begin();
+    w.gauges(Role::Prefill, 2, 0, 7);
+    w.wait(2000);
+    assert_eq!(verdict(&w, ROOM), Some((Class::TransferNotConcluded, Confidence::Likely)));
+}
+
+#[test]
+fn what_may_be_old_settles_nothing() {
+    let mut w = Web::new(Sees::Both);
+    let other = ROOM + 1;
+    for room in [ROOM, other] {
+        w.request(Role::Prefill, room);
+        w.request(Role::Decode, room);
+    }
+    transfers(&mut w, ROOM);
+    for _ in 0..6 {
+        for role in [Role::Prefill, Role::Decode] {
+            let gauges = EngineGauges {
+                server: pid(role),
+                role: Some(role),
+                inflight: Some(1),
+                waiting: Some(0),
+                running: Some(0),
+                progress: Some(7),
+                stale: true,
+                ..EngineGauges::default()
+            };
+            let at = w.mono();
+            w.input(&Input::Gauges { at, gauges: &gauges });
+        }
+        w.wait(15_000);
+        for room in [ROOM, other] {
+            assert!(
+                verdict(&w, room).is_none_or(|(_, sure)| sure == Confidence::Possible),
+                "{:?}",
+                verdict(&w, room)
+            );
+        }
+    }
+}
