@@ -9,10 +9,11 @@ use roomtrace::event::{
     Addresses, Direction, Event as Happened, Found, Mono, SECOND, Sequence, SocketEvent, SocketId, TcpState,
     What,
 };
+use roomtrace::http::event::{Rooms, WhereSeen, Work};
 use roomtrace::pipeline::Pipeline;
 use roomtrace::rooms::Config;
 use roomtrace::rooms::model::{
-    Connection, EngineGauges, EngineProcess, FindingEvent, Input, Place, Role, Unreadable,
+    Connection, EngineGauges, EngineProcess, FindingEvent, Input, Place, RequestStep, Role, Unreadable,
 };
 use roomtrace::sglang::message::KvPoll;
 use roomtrace::verdict::model::{Class, Confidence, Finding};
@@ -305,6 +306,32 @@ fn a_request_that_waits_for_metadata_and_is_older_than_the_agent_is_possible() {
     w.metadata(ROOM, &decode(0), &prefill(0));
     answers(&mut w, 90, waits);
     assert!(findings(&w).iter().all(|f| f.class != Class::GaugeUnexplained), "{:?}", findings(&w));
+}
+
+/// A request that waits at another engine of the host says nothing of this one's count.
+#[test]
+fn a_request_at_another_engine_explains_nothing() {
+    let (mut w, other) = (World::new(Sees::Prefill), 190);
+    engine(&mut w, Some(Role::Prefill), 1);
+    let at = w.mono();
+    let process = EngineProcess {
+        pid: other,
+        server: other,
+        started: 1,
+        comm: "python".to_owned(),
+        role: Some(Role::Prefill),
+        http_port: Some(31000),
+        ..EngineProcess::default()
+    };
+    w.input(&Input::Process { at, process: &process });
+    let rooms =
+        Rooms::Named { rooms: [Some(ROOM)].into_iter().collect(), complete: true, seen: WhereSeen::Whole };
+    let work = Work { rooms, rids: Vec::new() };
+    let connection = connection(9, other, "10.0.0.1:31000", "10.0.0.9:5556", false);
+    let step = RequestStep::Asked { begun: at, work: &work };
+    w.input(&Input::Request { at, connection, server: true, n: 0, step });
+    answers(&mut w, 60, |_| gauges(1));
+    assert_eq!(only(&w).class, Class::GaugeUnexplained);
 }
 
 #[test]

@@ -266,6 +266,14 @@ impl RoomTable {
 
     /// The engine and the DP rank that a room waits at, on prefill's side. `None`: not known.
     fn home_of(&self, room: &Room) -> Option<(u32, Option<u32>)> {
+        self.home_by_rank(room).or_else(|| {
+            // A request that no frame has followed yet waits where it came to.
+            let engine = self.engines.get(room.leg(Role::Prefill)?.engine)?;
+            Some((engine.pid?, None))
+        })
+    }
+
+    fn home_by_rank(&self, room: &Room) -> Option<(u32, Option<u32>)> {
         let here = room.links.iter().find(|l| l.received.is_some()).map_or(room.home.0, |l| l.prefill);
         let pid = self.peers.get(here)?.task?.tgid;
         let known = self.engines.process(pid)?;
