@@ -389,7 +389,12 @@ fn pins_outlive_the_agent() {
         }
         agent = Agent::start(dir.path(), &comm).unwrap();
         let after = agent.room(pin);
-        assert!(has_series(&agent.first), "at the first look: {after}\n{}\n{:?}", pinned(&agent.first), agent.events(pin));
+        assert!(
+            has_series(&agent.first),
+            "at the first look: {after}\n{}\n{:?}",
+            pinned(&agent.first),
+            agent.events(pin)
+        );
         assert_eq!(after["pinned"], true, "{after}");
         for key in ["trace_id", "incarnation", "completeness"] {
             assert_eq!(after[key], before[key], "{key}");

@@ -152,7 +152,7 @@ impl Agent {
             let Self { capture, pipeline, engines, .. } = self;
             engines.turn(at, pipeline, capture);
             self.spans.turn(at, &self.clock, &mut self.pipeline);
-            self.gpus.turn();
+            self.gpus.turn(&mut self.pipeline);
             if at.since(ticked) >= TICK {
                 ticked = at;
                 self.pipeline.tick(at);
@@ -169,7 +169,7 @@ impl Agent {
                 let keeper = self.keeper.as_ref();
                 let mut snapshot = measurements(at, &self.pipeline, &self.capture, &self.identity, keeper);
                 self.spans.measure(&mut snapshot, &self.pipeline);
-                self.gpus.second(at, &mut snapshot);
+                self.gpus.second(at, self.pipeline.rooms().gpus(), &mut snapshot);
                 self.exports.publish(snapshot);
             }
             self.write_down(at);
@@ -303,7 +303,7 @@ impl Agent {
             "rooms": measure::room_status(&self.pipeline),
             "engines": self.engines.status(&self.pipeline),
             "spans": self.spans.status(&self.pipeline),
-            "gpus": self.gpus.status(now()),
+            "gpus": self.gpus.status(now(), self.pipeline.rooms().gpus()),
             "state": self.keeper.as_ref().map(|k| measure::state_status(&k.path, &k.counters)),
             "sources": {
                 "frames": "kernel hooks on socket calls",
