@@ -249,6 +249,7 @@ impl RoomTable {
         let of = |gpu: &Gpu| gpu.holders().any(|h| pids.iter().any(|pid| self.same_engine(h, *pid)));
         let gpus: SmallVec<[&Gpu; 8]> =
             self.gpus.known.iter().map(|(_, gpu)| gpu).filter(|gpu| of(gpu)).collect();
+        facts.clear = self.nothing_waited(room, since.plus(self.config.floor)).is_some();
         facts.works = gpus.iter().filter_map(|gpu| gpu.works()).max();
         // A rank of which no GPU is known may compute where nobody looks.
         let seen = |pid: &u32| gpus.iter().any(|gpu| gpu.holders().any(|h| self.same_engine(h, *pid)));

@@ -243,6 +243,8 @@ pub(crate) struct SpanFacts {
 pub(crate) struct GpuFacts {
     /// All of prefill's: a time in which none of them did anything, since the phase began and until now.
     pub(crate) silent: Option<SilentFact>,
+    /// Prefill has said, the room being there for the floor, that nothing waits in it.
+    pub(crate) clear: bool,
     /// When any of prefill's was last seen computing.
     pub(crate) works: Option<Mono>,
     /// Readings over the room's window, for the words; not for judging.

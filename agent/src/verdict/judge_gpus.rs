@@ -16,14 +16,15 @@ use crate::verdict::judge_spans;
 const MAX_LINES: usize = 8;
 
 /// Whether prefill neither queues nor computes the room, as all of its GPUs show: none of them ran a kernel or moved anything for
-/// the floor, where the engine says that nothing waits in it; for the ceiling, where it says nothing and the request is seen open
-/// (then its pauses are seen as well, and what waits for a grammar or for storage is done or given up).
+/// the floor, where the engine has said since the room was there that nothing waits in it; for the ceiling, where it says nothing and
+/// the request is seen open (then its pauses are seen as well, and what waits for a grammar or for storage is done or given up).
 pub(super) fn silent(f: &Facts) -> bool {
     let Some(silent) = f.gpu.silent else { return false };
     let [waiting, _] = f.request.waiting;
     let limit = match waiting {
-        Some(0) => f.limits.floor,
-        None if f.request.is_open(Role::Prefill) => f.limits.ceiling,
+        Some(1..) => return false,
+        _ if f.gpu.clear => f.limits.floor,
+        _ if f.request.is_open(Role::Prefill) => f.limits.ceiling,
         _ => return false,
     };
     let moves = f.engine_idle == Some(false) || f.request.stopped.is_some();
