@@ -258,7 +258,7 @@ impl Agent {
             match query {
                 Query::Rooms { filter, reply } => drop(reply.send(self.page(&filter))),
                 Query::Room { room, reply } => {
-                    let rooms = self.pipeline.rooms().snapshot(room);
+                    let rooms = self.pipeline.rooms().details(room);
                     drop(reply.send(Rooms { rooms, more: false, clock: self.clock.clone() }));
                 }
                 Query::Findings { limit, reply } => drop(reply.send(self.findings(limit))),

@@ -316,6 +316,12 @@ impl RoomTable {
         if let Some(open) = self.numbers.open(room).and_then(|slot| self.rooms.get(slot)) {
             all.push(self.snapshot_of(open, self.now));
         }
+        all
+    }
+
+    /// The same with the single readings of its GPUs: for someone who asks for this room, not for lists.
+    pub fn details(&self, room: u64) -> Vec<RoomSnapshot> {
+        let mut all = self.snapshot(room);
         for snapshot in &mut all {
             self.add_series(snapshot);
         }
