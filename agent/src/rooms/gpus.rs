@@ -21,7 +21,7 @@ use crate::rooms::room::{MAX_LINKS, Progress, Room};
 use crate::rooms::table::RoomTable;
 use crate::verdict::facts::{GpuFacts, SilentFact};
 
-/// Engines of this host whose hand-overs are counted.
+/// Engines of this host whose hand-overs are counted. One that finds no place has none that are known.
 const MAX_ENGINES: usize = 64;
 
 /// Beginnings, and ends, remembered of one engine.
@@ -44,7 +44,8 @@ pub(crate) struct Move {
 #[derive(Debug, Default)]
 pub(crate) struct RoomGpus {
     pub(crate) known: Gpus,
-    engines: HashMap<u32, Moves>,
+    /// By the process at the top of the engine, and by the side: in one that is both, each counts for itself.
+    engines: HashMap<(u32, Role), Moves>,
 }
 
 /// Hand-overs of one engine.
@@ -111,38 +112,38 @@ impl RoomTable {
         if self.gpus.known.is_empty() {
             return;
         }
-        let i = usize::from(role == Role::Decode);
         if !moving(&view) {
-            return self.end_move(slot, i, view.since);
+            return self.end_move(slot, role, view.since);
         }
         let engine = self.rooms.get(slot).and_then(|room| self.ranks(room, role).into_iter().next());
         let Some(engine) = engine.map(|pid| self.server_of(pid).unwrap_or(pid)) else { return };
         if let Some(room) = self.rooms.get_mut(slot)
-            && let Some(m) = room.moves.get_mut(i)
+            && let Some(m) = room.moves.get_mut(usize::from(role == Role::Decode))
         {
             *m = Move { engine, from: view.since, to: None };
         }
         let all = &mut self.gpus.engines;
-        if all.len() < MAX_ENGINES || all.contains_key(&engine) {
-            all.entry(engine).or_default().begun.add(view.since);
+        if all.len() < MAX_ENGINES || all.contains_key(&(engine, role)) {
+            all.entry((engine, role)).or_default().begun.add(view.since);
         }
     }
 
     /// The room is over.
     pub(crate) fn end_moves(&mut self, slot: u32, at: Mono) {
-        for i in [0, 1] {
-            self.end_move(slot, i, at);
+        for role in [Role::Prefill, Role::Decode] {
+            self.end_move(slot, role, at);
         }
     }
 
-    fn end_move(&mut self, slot: u32, i: usize, at: Mono) {
+    fn end_move(&mut self, slot: u32, role: Role, at: Mono) {
+        let i = usize::from(role == Role::Decode);
         let Some(m) = self.rooms.get_mut(slot).and_then(|r| r.moves.get_mut(i)) else { return };
         if m.engine == 0 || m.to.is_some() {
             return;
         }
         m.to = Some(at.max(m.from));
         let engine = m.engine;
-        if let Some(moves) = self.gpus.engines.get_mut(&engine) {
+        if let Some(moves) = self.gpus.engines.get_mut(&(engine, role)) {
             moves.ended.add(at);
         }
     }
@@ -199,7 +200,7 @@ impl RoomTable {
                 continue;
             }
             let (from, to) = (m.from, m.to.unwrap_or(at).max(m.from));
-            let overlapping = self.gpus.engines.get(&m.engine).and_then(|e| e.overlapping(from, to));
+            let overlapping = self.gpus.engines.get(&(m.engine, role)).and_then(|e| e.overlapping(from, to));
             for pid in self.ranks(room, role) {
                 for (pid, gpu) in self.gpus_of(pid, from, to) {
                     let known = |w: &GpuWindow| w.role == role && w.gpu == gpu.name;
