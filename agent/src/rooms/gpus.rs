@@ -12,7 +12,7 @@ use hashbrown::HashMap;
 use smallvec::SmallVec;
 
 use crate::event::{Mono, SECOND};
-use crate::gpu::model::{Gpu, Gpus};
+use crate::gpu::model::{Gpu, Gpus, Reading};
 use crate::gpu::quiet::Span;
 use crate::gpu::windows::{Link as Wire, Stretch};
 use crate::rooms::model::{GpuWindow, MAX_SERIES, Phase, Role, RoomSnapshot};
@@ -44,8 +44,34 @@ pub(crate) struct Move {
 #[derive(Debug, Default)]
 pub(crate) struct RoomGpus {
     pub(crate) known: Gpus,
+    /// When the first reading came: what was handed over before is not counted.
+    since: Option<Mono>,
     /// By the process at the top of the engine, and by the side: in one that is both, each counts for itself.
     engines: HashMap<(u32, Role), Moves>,
+}
+
+impl RoomGpus {
+    pub(crate) fn take(&mut self, reading: &Reading) {
+        self.since.get_or_insert(reading.at);
+        self.known.take(reading);
+    }
+
+    /// Hand-overs of an engine; `None`: there is no place for them.
+    fn moves(&mut self, engine: (u32, Role)) -> Option<&mut Moves> {
+        let all = &mut self.engines;
+        if all.len() >= MAX_ENGINES && !all.contains_key(&engine) {
+            let over = all.iter().filter(|(_, m)| m.begun.count() == m.ended.count());
+            let oldest = over.min_by_key(|(_, m)| m.ended.list.back().copied()).map(|(engine, _)| *engine)?;
+            all.remove(&oldest);
+        }
+        Some(all.entry(engine).or_default())
+    }
+
+    /// How many hand-overs of an engine have a share in a time; `None`: not known.
+    fn overlapping(&self, engine: (u32, Role), from: Mono, to: Mono) -> Option<u32> {
+        self.since.filter(|since| *since <= from)?;
+        self.engines.get(&engine)?.overlapping(from, to)
+    }
 }
 
 /// Hand-overs of one engine.
@@ -74,6 +100,10 @@ impl Moments {
         // Mostly the newest.
         let place = self.list.partition_point(|m| *m <= at);
         self.list.insert(place, at);
+    }
+
+    fn count(&self) -> u64 {
+        self.older + self.list.len() as u64
     }
 
     /// How many there were before `at`; `None`: that is too long ago.
@@ -122,9 +152,8 @@ impl RoomTable {
         {
             *m = Move { engine, from: view.since, to: None };
         }
-        let all = &mut self.gpus.engines;
-        if all.len() < MAX_ENGINES || all.contains_key(&(engine, role)) {
-            all.entry((engine, role)).or_default().begun.add(view.since);
+        if let Some(moves) = self.gpus.moves((engine, role)) {
+            moves.begun.add(view.since);
         }
     }
 
@@ -200,7 +229,7 @@ impl RoomTable {
                 continue;
             }
             let (from, to) = (m.from, m.to.unwrap_or(at).max(m.from));
-            let overlapping = self.gpus.engines.get(&(m.engine, role)).and_then(|e| e.overlapping(from, to));
+            let overlapping = self.gpus.overlapping((m.engine, role), from, to);
             for pid in self.ranks(room, role) {
                 for (pid, gpu) in self.gpus_of(pid, from, to) {
                     let known = |w: &GpuWindow| w.role == role && w.gpu == gpu.name;
@@ -312,4 +341,41 @@ fn together<'a>(readings: impl Iterator<Item = &'a Stretch> + Clone, to: &mut Ve
     out.extend(last);
     let each = out.len().div_ceil(MAX_SERIES).max(1);
     to.extend(out.into_iter().step_by(each));
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use super::*;
+    use crate::gpu::model::What;
+
+    #[test]
+    fn hand_overs_are_counted_as_long_as_they_are_remembered_and_not_known_after_that() {
+        let mut moves = Moves::default();
+        for n in 0..20_000 {
+            moves.begun.add(Mono(n * 10));
+            moves.ended.add(Mono(n * 10 + 25));
+        }
+        assert_eq!(moves.overlapping(Mono(150_000), Mono(150_000)), Some(3));
+        assert_eq!(moves.overlapping(Mono(150_000), Mono(150_099)), Some(12));
+        assert_eq!(moves.overlapping(Mono(1000), Mono(1000)), None, "that is too long ago");
+        assert_eq!((moves.begun.list.len(), moves.ended.count()), (MAX_MOVES, 20_000));
+    }
+
+    #[test]
+    fn engines_that_are_over_make_room_and_those_under_way_keep_it() {
+        let mut gpus = RoomGpus::default();
+        gpus.take(&Reading { at: Mono(5), index: 0, what: What::Lost });
+        for pid in 0..200 {
+            let moves = gpus.moves((pid, Role::Prefill)).unwrap();
+            moves.begun.add(Mono(10));
+            if pid > 0 {
+                moves.ended.add(Mono(u64::from(pid) + 20));
+            }
+        }
+        assert_eq!(gpus.engines.len(), MAX_ENGINES);
+        assert_eq!(gpus.overlapping((0, Role::Prefill), Mono(10), Mono(90)), Some(1));
+        assert_eq!(gpus.overlapping((1, Role::Prefill), Mono(10), Mono(90)), None);
+        assert_eq!(gpus.overlapping((0, Role::Prefill), Mono(4), Mono(90)), None, "before anything was read");
+    }
 }

@@ -267,7 +267,7 @@ impl RoomTable {
             }
             Input::Gpu(reading) => {
                 self.advance(reading.at, out);
-                self.gpus.known.take(reading);
+                self.gpus.take(reading);
             }
         }
     }

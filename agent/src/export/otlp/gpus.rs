@@ -68,3 +68,59 @@ fn trouble(w: &GpuWindow, t: &Trouble, wall: impl Fn(Mono) -> SystemTime) -> Spa
     attributes.extend(meaning.map(|m| KeyValue::new("sglang.pd.gpu.trouble_meaning", m)));
     SpanEvent::new("gpu_trouble", wall(t.from), attributes, 0)
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+    use smallvec::smallvec;
+
+    use super::*;
+    use crate::event::SECOND;
+    use crate::export::testing::room;
+    use crate::gpu::model::Ailment;
+    use crate::gpu::windows::{Link, Source};
+
+    #[test]
+    fn each_link_and_each_trouble_of_the_side_is_an_event_with_the_gpus_name() {
+        let mut r = room(7);
+        let link = Window {
+            link: Link::Pcie,
+            source: Source::Gpm,
+            from: Mono(0),
+            to: Mono(2 * SECOND),
+            out: 5,
+            into: 6,
+            coverage: 500,
+        };
+        let of = |role, gpu: &str| GpuWindow {
+            gpu: gpu.into(),
+            role,
+            pid: 1,
+            from: Mono(0),
+            to: Mono(2 * SECOND),
+            links: smallvec![link],
+            computing: None,
+            overlapping: None,
+            troubles: vec![Trouble { from: Mono(SECOND), to: None, what: Ailment::Lost }],
+            series: Vec::new(),
+        };
+        r.gpus = vec![of(Role::Prefill, "GPU-a"), of(Role::Decode, "GPU-b")];
+        let epoch = |at: Mono| SystemTime::UNIX_EPOCH + std::time::Duration::from_nanos(at.0);
+        let all: Vec<SpanEvent> = events(&r, Role::Prefill, epoch).collect();
+        let names: Vec<&str> = all.iter().map(|e| e.name.as_ref()).collect();
+        assert_eq!(names, ["gpu_copy_activity", "gpu_trouble"]);
+        let value = |e: &SpanEvent, key: &str| {
+            e.attributes.iter().find(|kv| kv.key.as_str() == key).map(|kv| kv.value.to_string())
+        };
+        let first = all.first().unwrap();
+        for (key, wanted) in
+            [("hw.id", "GPU-a"), ("sglang.pd.gpu.tx_bytes", "5"), ("sglang.pd.gpu.coverage", "0.5")]
+        {
+            assert_eq!(value(first, key).as_deref(), Some(wanted));
+        }
+        assert_eq!(value(first, "sglang.pd.gpu.overlapping_rooms"), None, "not known is absent");
+        assert_eq!(hardware(&r, Role::Decode).unwrap().value.to_string(), "GPU-b");
+        r.gpus.push(of(Role::Decode, "GPU-c"));
+        assert!(hardware(&r, Role::Decode).is_none(), "which of them is not one answer");
+    }
+}
