@@ -25,8 +25,14 @@ pub(crate) struct Args {
 /// A part and how it is run.
 type Part = (&'static str, fn() -> Result<()>);
 
-const PARTS: [Part; 6] =
-    [("kernel", kernel), ("pipeline", pipeline), ("replay", replay), ("live", live), ("http", http), ("gpu", gpu)];
+const PARTS: [Part; 6] = [
+    ("kernel", kernel),
+    ("pipeline", pipeline),
+    ("replay", replay),
+    ("live", live),
+    ("http", http),
+    ("gpu", gpu),
+];
 
 /// Rooms per second and seconds of the live part.
 const LIVE: (u32, u64) = (2000, 30);

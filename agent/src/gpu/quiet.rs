@@ -119,20 +119,20 @@ mod tests {
         quiet
     }
 
-    fn span(from: u64, to: u64) -> Option<Span> {
-        Some(Span { from: at(from), to: at(to) })
+    fn span(from: u64, to: u64) -> Span {
+        Span { from: at(from), to: at(to) }
     }
 
     #[test]
     fn quiet_is_what_was_read_as_quiet_from_end_to_end() {
         let mut quiet = quiet_until(100);
-        assert_eq!((quiet.span(), quiet.was_active()), (span(0, 100), false));
+        assert_eq!((quiet.span(), quiet.was_active()), (Some(span(0, 100)), false));
         // A kernel ends it at once, a copy too.
         quiet.computed(at(100), at(101), 1);
         assert_eq!((quiet.span(), quiet.was_active()), (None, true));
         quiet.computed(at(101), at(110), 0);
         moved(&mut quiet, Link::Pcie, 100, 110, 1000);
-        assert_eq!(quiet.span(), span(101, 110));
+        assert_eq!(quiet.span(), Some(span(101, 110)));
         moved(&mut quiet, Link::Pcie, 110, 111, 1 << 20);
         assert_eq!(quiet.span(), None);
     }
@@ -141,12 +141,12 @@ mod tests {
     fn a_link_that_moves_or_is_not_read_any_more_is_not_quiet() {
         let mut quiet = quiet_until(100);
         moved(&mut quiet, Link::NvLink, 0, 100, 0);
-        assert_eq!(quiet.span(), span(0, 100));
+        assert_eq!(quiet.span(), Some(span(0, 100)));
         for t in 100..200 {
             moved(&mut quiet, Link::Pcie, t, t + 1, 0);
             quiet.computed(at(t), at(t + 1), 0);
         }
-        assert_eq!(quiet.span(), span(0, 100), "NVLink was read no longer");
+        assert_eq!(quiet.span(), Some(span(0, 100)), "NVLink was read no longer");
         moved(&mut quiet, Link::NvLink, 100, 200, 1 << 40);
         assert_eq!(quiet.span(), None);
     }
@@ -158,7 +158,7 @@ mod tests {
             moved(&mut quiet, Link::Pcie, t, t + 1, 0);
             quiet.computed(at(t), at(t + 1), 0);
         }
-        assert_eq!(quiet.span(), span(130, 131), "a reading a second is one of a tenth of it");
+        assert_eq!(quiet.span(), Some(span(130, 131)), "a reading a second is one of a tenth of it");
         let mut split = Quiet::default();
         moved(&mut split, Link::Pcie, 0, 100, 0);
         assert_eq!(split.span(), None, "what runs on it is not told");
