@@ -12,73 +12,22 @@
     reason = "tests"
 )]
 
-use std::path::{Path, PathBuf};
+#[path = "support/nvml.rs"]
+mod nvml;
+
+use std::path::Path;
 use std::time::{Duration, Instant};
 
+use nvml::Driver;
 use roomtrace::event::{Mono, SECOND};
 use roomtrace::gpu::model::{Gpu, Gpus, MAX_GPUS};
 use roomtrace::gpu::windows::{Link, Source};
 use roomtrace::gpu::{Library, Readers, Settings, Standing, look_once};
 use roomtrace::kernel::monotonic;
 
-/// The built library; it lies beside the test's own program.
-fn built() -> PathBuf {
-    let program = std::env::current_exe().unwrap();
-    let library = program.parent().unwrap().join("libnvml_stand_in.so");
-    assert!(library.exists(), "{} is not there: it is built with the tests", library.display());
-    library
-}
-
-/// A driver that a test scripts.
-struct Driver {
-    folder: tempfile::TempDir,
-}
-
-impl Driver {
-    fn new(script: &str) -> Self {
-        Self::without(&[], script)
-    }
-
-    /// One whose library lacks these symbols: they have other names in its copy.
-    fn without(missing: &[&str], script: &str) -> Self {
-        let driver = Self { folder: tempfile::tempdir().unwrap() };
-        let mut bytes = std::fs::read(built()).unwrap();
-        for name in missing {
-            let name = format!("\0{name}\0").into_bytes();
-            let places: Vec<usize> = bytes
-                .windows(name.len())
-                .enumerate()
-                .filter(|(_, window)| *window == name.as_slice())
-                .map(|(n, _)| n)
-                .collect();
-            assert!(!places.is_empty(), "{}", String::from_utf8_lossy(&name));
-            for place in places {
-                bytes[place + 1] = b'x';
-            }
-        }
-        std::fs::write(driver.lib(), bytes).unwrap();
-        driver.script(script);
-        driver
-    }
-
-    fn lib(&self) -> PathBuf {
-        self.folder.path().join("libnvidia-ml.so.1")
-    }
-
-    /// From now on it answers like this.
-    fn script(&self, text: &str) {
-        let new = self.folder.path().join("new");
-        std::fs::write(&new, text).unwrap();
-        std::fs::rename(new, self.folder.path().join("libnvidia-ml.so.1.script")).unwrap();
-    }
-
-    fn settings(&self) -> Settings {
-        Settings { lib_path: Some(self.lib()), idle: Duration::from_millis(125), ..Settings::default() }
-    }
-
-    fn start(&self) -> Watch {
-        Watch { readers: Readers::start(&self.settings()).unwrap(), gpus: Gpus::default() }
-    }
+/// Begins to read.
+fn start(driver: &Driver) -> Watch {
+    Watch { readers: Readers::start(&driver.settings()).unwrap(), gpus: Gpus::default() }
 }
 
 /// What was read so far.
@@ -122,7 +71,7 @@ fn read(gpus: &Gpus, index: u32, from: Mono, seconds: u64) -> bool {
 #[test]
 fn a_transfer_shows_and_a_stalled_one_is_zero_not_absent() {
     let driver = Driver::new("gpus=2\n0.gpm=1\n0.pcie_tx=4e9\n0.pcie_rx=1e6\n1.gpm=1\n");
-    let mut watch = driver.start();
+    let mut watch = start(&driver);
     let begun = monotonic();
     watch.until("two seconds", |gpus, _| read(gpus, 0, begun, 2) && read(gpus, 1, begun, 2));
     let (from, to) = (begun.plus(SECOND / 2), begun.plus(2 * SECOND));
@@ -148,7 +97,7 @@ fn a_gpu_without_gpm_is_read_by_its_counters_also_around_their_end() {
     let driver = Driver::new(
         "0.generation=1\n0.bits=32\n0.start_tx=4227858432\n0.pcie_tx=2e8\n0.pcie_rx=0\n0.nvlink_tx=1e9\n",
     );
-    let mut watch = driver.start();
+    let mut watch = start(&driver);
     watch.readers.set_busy(true);
     let begun = monotonic();
     watch.until("two seconds", |gpus, _| read(gpus, 0, begun, 2));
@@ -168,7 +117,7 @@ fn a_gpu_without_gpm_is_read_by_its_counters_also_around_their_end() {
 #[test]
 fn a_narrow_counter_that_is_read_too_seldom_is_not_measured() {
     let driver = Driver::new("0.bits=32\n0.pcie_tx=1e9\n");
-    let mut watch = driver.start();
+    let mut watch = start(&driver);
     watch.until("ambiguous", |_, s| s.gpus.values().any(|g| g.ambiguous >= 3));
     assert_eq!(watch.gpu(0).windows(Mono(0), Mono(u64::MAX)).count(), 0);
 }
@@ -176,7 +125,7 @@ fn a_narrow_counter_that_is_read_too_seldom_is_not_measured() {
 #[test]
 fn what_the_driver_serves_twice_is_not_zero() {
     let driver = Driver::new("0.frozen=1\n0.pcie_tx=1e9\n");
-    let mut watch = driver.start();
+    let mut watch = start(&driver);
     watch.until("many calls", |_, s| s.gpus.values().any(|g| g.calls > 20));
     assert_eq!(watch.gpu(0).windows(Mono(0), Mono(u64::MAX)).count(), 0);
 }
@@ -184,7 +133,7 @@ fn what_the_driver_serves_twice_is_not_zero() {
 #[test]
 fn the_last_resort_is_an_instant_and_says_so() {
     let driver = Driver::new("0.fields=0\n0.pcie_tx=1e9\n");
-    let mut watch = driver.start();
+    let mut watch = start(&driver);
     let begun = monotonic();
     watch.until("three instants", |gpus, _| read(gpus, 0, begun, 2));
     let window = watch.gpu(0).history.window(Link::Pcie, begun, begun.plus(2 * SECOND)).unwrap();
@@ -195,7 +144,7 @@ fn the_last_resort_is_an_instant_and_says_so() {
 #[test]
 fn errors_and_health_are_told_with_their_gpu() {
     let driver = Driver::new("gpus=2\nxids=1:79 1:31\n1.recovery=1\n1.clocks=72\n");
-    let mut watch = driver.start();
+    let mut watch = start(&driver);
     watch.until("errors", |gpus, _| gpu(gpus, 1).is_some_and(|g| g.xids.len() == 2));
     watch.until("health", |gpus, _| gpu(gpus, 1).is_some_and(|g| g.recovery.is_some() && g.clocks.is_some()));
     let hit = watch.gpu(1);
@@ -207,7 +156,7 @@ fn errors_and_health_are_told_with_their_gpu() {
 #[test]
 fn a_lost_gpu_is_told_and_the_other_goes_on() {
     let driver = Driver::new("gpus=2\n0.gpm=1\n1.gpm=1\n0.util=3\n");
-    let mut watch = driver.start();
+    let mut watch = start(&driver);
     watch.until("both", |gpus, _| gpus.iter().count() == 2);
     let lost = ["nvmlGpmSampleGet", "nvmlDeviceGetFieldValues", "nvmlDeviceGetUtilizationRates"];
     let rules: String = lost.iter().map(|f| format!("0.fail.{f}=15\n")).collect();
@@ -226,7 +175,7 @@ fn a_lost_gpu_is_told_and_the_other_goes_on() {
 #[test]
 fn a_call_that_hangs_is_not_measured_and_holds_up_nobody() {
     let driver = Driver::new("gpus=2\n0.gpm=1\n1.gpm=1\n");
-    let mut watch = driver.start();
+    let mut watch = start(&driver);
     watch.until("both", |gpus, _| [0, 1].iter().all(|g| gpu(gpus, *g).is_some_and(|g| !g.moved.is_empty())));
     driver.script("gpus=2\n0.gpm=1\n1.gpm=1\n0.delay.nvmlGpmSampleGet=3600000\n");
     watch.until("it hangs", |_, s| {
@@ -246,7 +195,7 @@ fn a_call_that_hangs_is_not_measured_and_holds_up_nobody() {
 #[test]
 fn a_call_that_comes_back_late_has_told_nothing() {
     let driver = Driver::new("0.gpm=1\n0.pcie_tx=1e9\n0.delay.nvmlGpmSampleGet=700\n");
-    let mut watch = driver.start();
+    let mut watch = start(&driver);
     watch.until("late", |_, s| s.gpus.values().any(|g| g.late >= 3));
     assert_eq!(watch.gpu(0).windows(Mono(0), Mono(u64::MAX)).count(), 0);
 }
@@ -254,7 +203,7 @@ fn a_call_that_comes_back_late_has_told_nothing() {
 #[test]
 fn a_split_gpu_is_read_as_a_whole_and_says_so() {
     let driver = Driver::new("0.mig=1\n0.gpm=1\n0.pcie_tx=1e8\n");
-    let mut watch = driver.start();
+    let mut watch = start(&driver);
     let begun = monotonic();
     watch.until("a second", |gpus, _| read(gpus, 0, begun, 1));
     let window = watch.gpu(0).history.window(Link::Pcie, begun, monotonic()).unwrap();
@@ -284,11 +233,11 @@ fn processes_are_found_also_where_the_driver_gets_their_layout_wrong() {
     let own = std::process::id();
     for stride in [24, 32] {
         let driver = Driver::new(&format!("0.stride={stride}\n0.pids={own},1\n"));
-        let mut watch = driver.start();
+        let mut watch = start(&driver);
         watch.until("processes", |gpus, _| gpus.of(own).count() == 1 && gpus.of(1).count() == 1);
     }
     let driver = Driver::new(&format!("0.pids={own},4194305,0\n"));
-    let mut watch = driver.start();
+    let mut watch = start(&driver);
     watch.until("those that live", |gpus, _| gpus.of(own).count() == 1);
     assert_eq!(watch.gpu(0).processes.len(), 1);
 }
@@ -341,7 +290,7 @@ fn an_old_driver_without_half_of_it_is_read_as_far_as_it_goes() {
         ],
         "0.pcie_tx=1e8\n",
     );
-    let mut watch = driver.start();
+    let mut watch = start(&driver);
     let begun = monotonic();
     watch.until("a second", |gpus, _| read(gpus, 0, begun, 1));
     watch.until("no events", |_, s| s.events_error.is_some());
@@ -355,7 +304,7 @@ fn an_old_driver_without_half_of_it_is_read_as_far_as_it_goes() {
 #[test]
 fn nonsense_is_counted_and_never_measured() {
     let driver = Driver::new("gpus=2\n0.nonsense=1\n0.gpm=1\n1.nonsense=1\nxids=7:1\n");
-    let mut watch = driver.start();
+    let mut watch = start(&driver);
     watch.until("nonsense", |_, s| s.gpus.len() == 2 && s.gpus.values().all(|g| g.nonsense + g.refused > 10));
     for index in [0, 1] {
         let gpu = watch.gpu(index);
@@ -377,48 +326,4 @@ fn doctor_comes_back_though_the_driver_does_not() {
         (standing.nvml, standing.in_call.map(|c| c.0)),
         (Library::Looking, Some("dlopen and nvmlInit"))
     );
-}
-
-/// What reading costs: 8 GPUs, 10 times a second. Told, not asserted: the machine is shared. `--nocapture --ignored` shows it.
-#[test]
-#[ignore = "a measurement"]
-fn cost_of_reading() {
-    for (name, kind, busy) in [("gpm", "gpm=1", 110), ("counters", "bits=64", 100)] {
-        let rules: String =
-            (0..8).map(|g| format!("{g}.{kind}\n{g}.pcie_tx=1e9\n{g}.nvlink_tx=1e9\n")).collect();
-        let driver = Driver::new(&format!("gpus=8\n{rules}"));
-        let settings = Settings { busy: Duration::from_millis(busy), ..driver.settings() };
-        let mut watch = Watch { readers: Readers::start(&settings).unwrap(), gpus: Gpus::default() };
-        watch.readers.set_busy(true);
-        watch.until("all", |gpus, _| (0..8).all(|g| gpu(gpus, g).is_some_and(|g| !g.moved.is_empty())));
-        let cpu = || -> u64 {
-            let threads = std::fs::read_dir("/proc/self/task").unwrap().filter_map(Result::ok);
-            let gpu = threads.filter(|t| {
-                std::fs::read_to_string(t.path().join("comm")).is_ok_and(|c| c.starts_with("roomtrace-gpu"))
-            });
-            // Nanoseconds on the processor come first (kernel: Documentation/scheduler/sched-stats.rst).
-            gpu.filter_map(|t| {
-                std::fs::read_to_string(t.path().join("schedstat"))
-                    .ok()?
-                    .split(' ')
-                    .next()?
-                    .parse::<u64>()
-                    .ok()
-            })
-            .sum()
-        };
-        let calls = |w: &Watch| w.readers.standing().gpus.values().map(|g| g.calls).sum::<u64>();
-        let (cpu_before, calls_before, began) = (cpu(), calls(&watch), Instant::now());
-        std::thread::sleep(Duration::from_secs(10));
-        let (used, asked, took) =
-            (cpu() - cpu_before, calls(&watch) - calls_before, began.elapsed().as_secs_f64());
-        let percent = used as f64 / 1e7 / took;
-        println!(
-            "{name}: {percent:.2} % of a core, {:.0} readings/s, {:.1} µs each",
-            asked as f64 / took,
-            used as f64 / 1e3 / asked as f64
-        );
-        drop(watch);
-        std::thread::sleep(Duration::from_millis(300));
-    }
 }

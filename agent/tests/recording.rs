@@ -17,11 +17,13 @@ use proptest::prelude::*;
 use roomtrace::control::Limits;
 use roomtrace::event::{Mono, SECOND};
 use roomtrace::export::recording::{Recording, before, head};
+use roomtrace::gpu::model::{Reading, What};
+use roomtrace::gpu::windows::{Link as GpuLink, Source, Stretch};
 use roomtrace::pipeline::Pipeline;
 use roomtrace::replay::Replay;
 use roomtrace::replay::recorded::{Read, Reader, Recorder, RecordingError};
 use roomtrace::rooms;
-use roomtrace::rooms::model::Event;
+use roomtrace::rooms::model::{Event, Input};
 
 const TICK: u64 = SECOND / 10;
 
@@ -238,6 +240,43 @@ fn the_ring_stays_within_its_bounds() {
     let chunk = lines.len() as u64 + 1000;
     assert!(size(&path) <= 50_000 + chunk, "{}", size(&path));
     assert!(size(&before(&path)) <= 50_000 + chunk);
+}
+
+#[test]
+fn what_gpus_show_is_in_it() {
+    let stretch = Stretch {
+        link: GpuLink::Pcie,
+        source: Source::Counters,
+        from: Mono(1),
+        to: Mono(2),
+        out: u64::MAX,
+        into: 0,
+    };
+    let all = [
+        What::Named("GPU-a".into()),
+        What::Moved(stretch),
+        What::Computed(Mono(1), 100),
+        What::Processes(vec![1, 2]),
+        What::Xid(79),
+        What::Trouble(0x4000),
+        What::Lost,
+        What::Back,
+        What::Recovery(1),
+        What::Clocks(72),
+    ];
+    let all = all.map(|what| Reading { at: Mono(3), index: 7, what });
+    let mut recorder = Recorder::new(1 << 20);
+    for reading in &all {
+        recorder.record(&Input::Gpu(reading));
+    }
+    let file = part(1, 0, &recorder.fetch(Vec::new()));
+    let mut got = Vec::new();
+    let read = Reader::new(Cursor::new(file), None).unwrap().run(&mut |at, input| {
+        let Input::Gpu(reading) = input else { panic!("{input:?}") };
+        assert_eq!(at, reading.at);
+        got.push((*reading).clone());
+    });
+    assert_eq!((read.unwrap().lines, got.as_slice()), (10, all.as_slice()));
 }
 
 #[test]

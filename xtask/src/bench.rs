@@ -18,15 +18,21 @@ use crate::workload::{self, Workload};
 /// Arguments.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Only these: kernel, pipeline, replay, live, http.
+    /// Only these: kernel, pipeline, replay, live, http, gpu.
     parts: Vec<String>,
 }
 
 /// A part and how it is run.
 type Part = (&'static str, fn() -> Result<()>);
 
-const PARTS: [Part; 5] =
-    [("kernel", kernel), ("pipeline", pipeline), ("replay", replay), ("live", live), ("http", http)];
+const PARTS: [Part; 6] = [
+    ("kernel", kernel),
+    ("pipeline", pipeline),
+    ("replay", replay),
+    ("live", live),
+    ("http", http),
+    ("gpu", gpu),
+];
 
 /// Rooms per second and seconds of the live part.
 const LIVE: (u32, u64) = (2000, 30);
@@ -43,7 +49,7 @@ const RECORDED: (u32, u64) = (500, 20);
 /// Runs it.
 pub(crate) fn run(args: &Args) -> Result<()> {
     if let Some(unknown) = args.parts.iter().find(|p| !PARTS.iter().any(|(name, _)| name == p)) {
-        bail!("unknown part `{unknown}`: known are kernel, pipeline, replay, live and http");
+        bail!("unknown part `{unknown}`: known are kernel, pipeline, replay, live, http and gpu");
     }
     for (name, part) in PARTS {
         if args.parts.is_empty() || args.parts.iter().any(|p| p == name) {
@@ -97,6 +103,11 @@ fn pipeline() -> Result<()> {
         "--bench",
         "pipeline",
     ]))
+}
+
+/// What reading GPUs costs, of the driver that stands in for the real one.
+fn gpu() -> Result<()> {
+    install::run(&mut cargo(&["bench", "--quiet", "--package", "roomtrace", "--bench", "gpus"]))
 }
 
 fn replay() -> Result<()> {

@@ -12,6 +12,7 @@ pub(super) fn page(record: &Value, findings: &[Value]) -> String {
     out.push('\n');
     why(&mut out, record);
     time_line(&mut out, record);
+    super::chart::draw(&mut out, record);
     standing(&mut out, record);
     known(&mut out, record);
     if !closed(record) {
@@ -246,6 +247,7 @@ fn time_line(out: &mut String, record: &Value) {
     }
     request(&mut lines, record);
     stages(&mut lines, record);
+    gpus(&mut lines, record);
     lines.sort_by(|a, b| a.0.cmp(b.0));
     let opened = record["opened_at"].as_str().unwrap_or_default();
     let _ = writeln!(out, "\ntime line (UTC, and seconds since the first sign of the room)");
@@ -295,6 +297,41 @@ fn stages<'a>(lines: &mut Vec<(&'a str, String)>, record: &'a Value) {
         };
         let line = format!("{role:7} stage    {} over, begun {}{times}", text(&stage["stage"]), clock(begun));
         lines.push((ended, line));
+    }
+}
+
+/// What GPUs moved while the KV cache could, where that time ends, and what they suffered.
+fn gpus<'a>(lines: &mut Vec<(&'a str, String)>, record: &'a Value) {
+    for gpu in list(&record["gpu"]) {
+        let role = gpu["role"].as_str().unwrap_or("engine");
+        if let (Some(at), Some(out), Some(into)) =
+            (gpu["transfer"][1].as_str(), gpu["tx_bytes"].as_u64(), gpu["rx_bytes"].as_u64())
+        {
+            let others = match gpu["overlapping_rooms"].as_u64() {
+                Some(1) => String::new(),
+                Some(n) => format!(", of {n} rooms"),
+                None => ", of all rooms".to_owned(),
+            };
+            let from = gpu["window"][0].as_str().map_or("?", clock);
+            let name = format!("{} {}", text(&gpu["uuid"]), text(&gpu["link"]));
+            lines.push((
+                at,
+                format!(
+                    "{role:7} GPU      {name}: {out} bytes out, {into} in since {from}{others} (whole GPU)"
+                ),
+            ));
+        }
+        for t in list(&gpu["troubles"]) {
+            let Some(at) = t["from"].as_str() else { continue };
+            let number = t["value"].as_u64().map(|n| format!(" {n}")).unwrap_or_default();
+            let meaning = t["meaning"].as_str().map(|m| format!(" ({m})")).unwrap_or_default();
+            let line =
+                format!("{role:7} GPU      {}: {}{number}{meaning}", text(&gpu["uuid"]), text(&t["what"]));
+            // Every link of a GPU carries it.
+            if !lines.contains(&(at, line.clone())) {
+                lines.push((at, line));
+            }
+        }
     }
 }
 

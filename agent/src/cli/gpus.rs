@@ -14,6 +14,8 @@ use crate::export::metrics::{GpuMetrics, MetricsSnapshot};
 use crate::gpu::model::{Gpu, Gpus, recovery_meaning, slowed, xid_meaning};
 use crate::gpu::windows::{Link, Source};
 use crate::gpu::{GpuStanding, Library, Readers, Settings, Standing, look_once as look};
+use crate::pipeline::Pipeline;
+use crate::rooms::model::Input;
 use crate::sglang::message::KvPoll;
 
 /// Readings taken in one turn.
@@ -28,7 +30,6 @@ const HANGS: u64 = SECOND;
 /// GPUs of this host.
 pub(super) struct GpuReaders {
     readers: Option<Readers>,
-    gpus: Gpus,
 }
 
 fn settings(config: &Config) -> Settings {
@@ -42,19 +43,19 @@ impl GpuReaders {
         let readers = readers.and_then(|started| {
             started.inspect_err(|error| tracing::warn!(%error, "GPUs are not read")).ok()
         });
-        Self { readers, gpus: Gpus::default() }
+        Self { readers }
     }
 
-    /// Takes what was read since the last turn.
-    pub(super) fn turn(&mut self) {
+    /// Hands what was read since the last turn to the rooms.
+    pub(super) fn turn(&self, pipeline: &mut Pipeline) {
         let Some(readers) = &self.readers else { return };
         for reading in readers.readings().take(BUDGET) {
-            self.gpus.take(&reading);
+            pipeline.tell(&Input::Gpu(&reading));
         }
     }
 
     /// What is due once a second: metrics, and how often to read.
-    pub(super) fn second(&mut self, at: Mono, snapshot: &mut MetricsSnapshot) {
+    pub(super) fn second(&self, at: Mono, gpus: &Gpus, snapshot: &mut MetricsSnapshot) {
         let Some(readers) = &self.readers else { return };
         let transfers = [KvPoll::WaitingForInput, KvPoll::Transferring];
         readers.set_busy(snapshot.rooms_open.iter().any(|(_, state, n)| *n > 0 && transfers.contains(state)));
@@ -62,17 +63,17 @@ impl GpuReaders {
         snapshot
             .capture_lost
             .extend([("gpu", "readings", standing.held), ("gpu", "gpus", standing.left_out.into())]);
-        snapshot.gpu = metrics(at, &standing, &self.gpus);
+        snapshot.gpu = metrics(at, &standing, gpus);
     }
 
     /// Their part of `/status`.
-    pub(super) fn status(&self, now: Mono) -> Value {
+    pub(super) fn status(&self, now: Mono, known: &Gpus) -> Value {
         let Some(readers) = &self.readers else { return json!({"enabled": false}) };
         let standing = readers.standing();
         let mut value = json(&standing, now);
         if let Some(gpus) = value.get_mut("gpus").and_then(Value::as_array_mut) {
             for (value, (index, _)) in gpus.iter_mut().zip(&standing.gpus) {
-                let known = self.gpus.iter().find(|(i, _)| i == index);
+                let known = known.iter().find(|(i, _)| i == index);
                 if let (Some(value), Some((_, gpu))) = (value.as_object_mut(), known) {
                     value.extend(health(gpu));
                 }

@@ -1,6 +1,7 @@
 //! Commands: what a person or an init system starts. The edges meet here; no logic of the stages.
 
 mod bundle;
+mod chart;
 pub mod config;
 mod doctor;
 mod engines;
@@ -201,6 +202,9 @@ struct ExplainArgs {
     /// The API's JSON instead of text.
     #[arg(long)]
     json: bool,
+    /// Also draw what its GPUs moved into an SVG file.
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
 }
 
 #[derive(Args)]

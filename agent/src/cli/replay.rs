@@ -297,7 +297,7 @@ fn report(player: &Player, identity: &Identity, args: &ReplayArgs, source: &Sour
     };
     let findings: Vec<Value> = table.first_findings(PAGE_MAX).iter().map(finding).collect();
     if let Some(room) = args.explain {
-        let lives = table.snapshot(room);
+        let lives = table.details(room);
         if lives.is_empty() {
             let _ = writeln!(out, "room {room} is not in this capture");
         }

@@ -153,7 +153,7 @@ impl Agent {
             let Self { capture, pipeline, engines, .. } = self;
             engines.turn(at, pipeline, capture);
             self.spans.turn(at, &self.clock, &mut self.pipeline);
-            self.gpus.turn();
+            self.gpus.turn(&mut self.pipeline);
             if at.since(ticked) >= TICK {
                 ticked = at;
                 self.pipeline.tick(at);
@@ -170,7 +170,7 @@ impl Agent {
                 let keeper = self.keeper.as_ref();
                 let mut snapshot = measurements(at, &self.pipeline, &self.capture, &self.identity, keeper);
                 self.spans.measure(&mut snapshot, &self.pipeline);
-                self.gpus.second(at, &mut snapshot);
+                self.gpus.second(at, self.pipeline.rooms().gpus(), &mut snapshot);
                 self.exports.publish(snapshot);
             }
             self.write_down(at);
@@ -259,7 +259,7 @@ impl Agent {
             match query {
                 Query::Rooms { filter, reply } => drop(reply.send(self.page(&filter))),
                 Query::Room { room, reply } => {
-                    let rooms = self.pipeline.rooms().snapshot(room);
+                    let rooms = self.pipeline.rooms().details(room);
                     drop(reply.send(Rooms { rooms, more: false, clock: self.clock.clone() }));
                 }
                 Query::Findings { limit, reply } => drop(reply.send(self.findings(limit))),
@@ -304,7 +304,7 @@ impl Agent {
             "rooms": measure::room_status(&self.pipeline),
             "engines": self.engines.status(&self.pipeline),
             "spans": self.spans.status(&self.pipeline),
-            "gpus": self.gpus.status(now()),
+            "gpus": self.gpus.status(now(), self.pipeline.rooms().gpus()),
             "state": self.keeper.as_ref().map(|k| measure::state_status(&k.path, &k.counters)),
             "sources": {
                 "frames": "kernel hooks on socket calls",

@@ -9,6 +9,7 @@ pub(crate) mod complaint;
 pub mod counters;
 mod events;
 pub mod finding;
+mod gpu;
 mod http;
 pub mod metrics;
 mod metrics_gpu;

@@ -7,6 +7,7 @@ use serde::Serialize;
 
 use super::Identity;
 use super::clock::Clock;
+use super::gpu::{GpuJson, gpus};
 use super::scheduled::{SchedulerJson, scheduler};
 use super::trace_id::trace_id;
 use crate::event::{Direction, SECOND, Task};
@@ -45,7 +46,8 @@ pub struct Record {
     views: Views,
     /// Messages of the room that are not listed because the list is bounded.
     messages_dropped: u32,
-    gpu: NotMeasured,
+    /// What the GPUs of its ranks moved while its KV cache could; `null`: none is known.
+    gpu: Option<Vec<GpuJson>>,
     /// The request behind it, where one was seen at an HTTP port of this host.
     request: Option<RequestJson>,
     /// What the engines' schedulers said of it by their spans.
@@ -258,7 +260,7 @@ impl Maker<'_> {
                 decode: s.decode.as_ref().map(|v| self.view(v, s)),
             },
             messages_dropped: s.messages_dropped,
-            gpu: NotMeasured,
+            gpu: gpus(s, self.clock),
             request: s.request.as_ref().map(|r| self.request(r)),
             scheduler: scheduler(&s.scheduled, self.clock),
         }

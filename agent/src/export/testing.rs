@@ -77,6 +77,7 @@ pub(crate) fn room(number: u64) -> RoomSnapshot {
         decode: None,
         request: None,
         scheduled: Vec::new(),
+        gpus: Vec::new(),
         messages: SmallVec::new(),
         messages_dropped: 0,
         verdict: None,

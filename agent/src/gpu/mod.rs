@@ -3,11 +3,12 @@
 //! All of it is of whole devices: the driver has no record of one copy, and no reading of one process's bytes. One thread loads the
 //! library and then waits for errors, one more per GPU reads that GPU. A call may hang in the driver for ever: then that thread
 //! hangs, its readings stop, and what was not read is not measured. Nobody waits for these threads, at the end neither. Readings go
-//! over one bounded channel. `counter`, `windows` and `model` are pure; `driver` is the only file with unsafe code.
+//! over one bounded channel. `counter`, `quiet`, `windows` and `model` are pure; `driver` is the only file with unsafe code.
 
 mod counter;
 mod driver;
 pub mod model;
+pub mod quiet;
 mod sampler;
 mod standing;
 pub mod windows;

@@ -3,8 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
+use super::quiet::{Quiet, Span};
 use super::windows::{Computing, History, Link, Stretch, Window};
-use crate::event::Mono;
+use crate::event::{Mono, SECOND};
 
 /// GPUs at most; a host has 16 at most today.
 pub const MAX_GPUS: usize = 32;
@@ -12,14 +15,23 @@ pub const MAX_GPUS: usize = 32;
 /// Processes kept per GPU.
 pub const MAX_PROCESSES: usize = 256;
 
+/// Other troubles kept per GPU, the newest.
+const MAX_TROUBLES: usize = 32;
+
+/// Holders are told every 5 s: one that was seen held the GPU this long before and after, nanoseconds.
+const HOLDS: u64 = 6 * SECOND;
+
+/// A GPU this busy computes, percent.
+const WORKS: u8 = 50;
+
 /// Errors kept per GPU, the newest; and different numbers of them that are counted by name.
 const MAX_XIDS: usize = 64;
 
 /// The number under which Xids beyond `MAX_XIDS` different ones are counted. The driver's own for "unknown" (`nvml.h`, `nvmlEventData_t`).
 pub const OTHER_XID: u64 = 999;
 
-/// Something that was read of one GPU.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Something that was read of one GPU. Part of the format of recordings.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reading {
     /// When.
     pub at: Mono,
@@ -29,11 +41,12 @@ pub struct Reading {
     pub what: What,
 }
 
-/// What was read.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// What was read. Part of the format of recordings.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum What {
     /// The GPU is there, under this name.
-    Named(Arc<str>),
+    Named(Box<str>),
     /// Bytes moved.
     Moved(Stretch),
     /// Share of time in which any kernel ran, percent, from this moment to [`Reading::at`].
@@ -52,6 +65,32 @@ pub enum What {
     Recovery(u64),
     /// Why its clocks are not what they could be (`nvmlClocksEventReasons`).
     Clocks(u64),
+}
+
+/// A trouble of a GPU, with the time in which it was so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Trouble {
+    /// Since when.
+    pub from: Mono,
+    /// Until when; `None`: it is still so.
+    pub to: Option<Mono>,
+    /// What.
+    pub what: Ailment,
+}
+
+/// What a GPU suffers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ailment {
+    /// An error of the device.
+    Xid(u64),
+    /// An event that is no Xid, by the driver's bits.
+    Event(u64),
+    /// It does not answer.
+    Lost,
+    /// The driver wants something done with it.
+    Recovery(u64),
+    /// Its clocks are lowered by force, for these reasons of the driver's.
+    Slowed(u64),
 }
 
 /// One GPU.
@@ -77,6 +116,15 @@ pub struct Gpu {
     pub clocks: Option<(Mono, u64)>,
     /// Bytes since the agent started, out and in, of links that were read.
     pub moved: BTreeMap<Link, (u64, u64)>,
+    /// Processes that hold it or held it, first and last seen doing so; at most [`MAX_PROCESSES`].
+    holders: BTreeMap<u32, Span>,
+    /// Troubles but Xids, oldest first.
+    troubles: VecDeque<Trouble>,
+    quiet: Quiet,
+    /// Quiet as the agent before had read it, until something else is read.
+    before: Option<Span>,
+    /// When it was last seen computing.
+    works: Option<Mono>,
 }
 
 impl Gpu {
@@ -92,6 +140,81 @@ impl Gpu {
             recovery: None,
             clocks: None,
             moved: BTreeMap::new(),
+            holders: BTreeMap::new(),
+            troubles: VecDeque::new(),
+            quiet: Quiet::default(),
+            before: None,
+            works: None,
+        }
+    }
+
+    /// Whether a process held it at any time from `from` to `to`, as far as was seen.
+    pub fn held_by(&self, pid: u32, from: Mono, to: Mono) -> bool {
+        let Some(seen) = self.holders.get(&pid) else { return false };
+        // Until the next list says otherwise, also where none comes any more.
+        let still = self.processes.contains(&pid) || seen.to.plus(HOLDS) >= from;
+        still && seen.from.0.saturating_sub(HOLDS) <= to.0
+    }
+
+    /// Processes that hold it, as last told.
+    pub fn holders(&self) -> impl Iterator<Item = u32> + '_ {
+        self.processes.iter().copied()
+    }
+
+    /// Times without any activity, the last at the end: that which the agent before had read, and that which this one has.
+    /// Nothing where activity, or a gap, is what was read last.
+    pub fn quiet(&self) -> [Option<Span>; 2] {
+        [self.before.filter(|_| !self.quiet.was_active()), self.quiet.span()]
+    }
+
+    /// When it was last seen computing.
+    pub const fn works(&self) -> Option<Mono> {
+        self.works
+    }
+
+    /// What it suffered from `from` to `to`, in order.
+    pub fn troubles(&self, from: Mono, to: Mono) -> Vec<Trouble> {
+        let xids =
+            self.xids(from, to).map(|(at, n)| Trouble { from: at, to: Some(at), what: Ailment::Xid(n) });
+        let within = |t: &&Trouble| t.from <= to && t.to.is_none_or(|end| end >= from);
+        let mut all: Vec<Trouble> = xids.chain(self.troubles.iter().filter(within).copied()).collect();
+        all.sort_by_key(|t| t.from);
+        all
+    }
+
+    /// A state of trouble begins, goes on, or is over.
+    fn ail(&mut self, at: Mono, is: Option<Ailment>, same: fn(Ailment) -> bool) {
+        let open = self.troubles.iter_mut().rev().find(|t| t.to.is_none() && same(t.what));
+        if let Some(open) = open {
+            if Some(open.what) == is {
+                return;
+            }
+            open.to = Some(at);
+        }
+        if let Some(what) = is {
+            self.suffer(Trouble { from: at, to: None, what });
+        }
+    }
+
+    fn suffer(&mut self, trouble: Trouble) {
+        if self.troubles.len() >= MAX_TROUBLES {
+            self.troubles.pop_front();
+        }
+        self.troubles.push_back(trouble);
+    }
+
+    /// These processes hold it now, and no others.
+    fn hold(&mut self, at: Mono, pids: &[u32]) {
+        self.processes = pids.iter().copied().take(MAX_PROCESSES).collect();
+        for pid in &self.processes {
+            if self.holders.len() >= MAX_PROCESSES && !self.holders.contains_key(pid) {
+                let left = self.holders.iter().filter(|(pid, _)| !self.processes.contains(pid));
+                let Some(oldest) = left.min_by_key(|(_, seen)| seen.to).map(|(pid, _)| *pid) else {
+                    continue;
+                };
+                self.holders.remove(&oldest);
+            }
+            self.holders.entry(*pid).or_insert(Span { from: at, to: at }).to = at;
         }
     }
 
@@ -112,19 +235,48 @@ impl Gpu {
 
     fn take(&mut self, at: Mono, what: &What) {
         match what {
-            What::Named(name) => self.name = Arc::clone(name),
+            What::Named(name) => {
+                if *self.name != **name {
+                    // Another GPU has the number now.
+                    self.before = None;
+                }
+                self.name = Arc::from(&**name);
+            }
             What::Moved(stretch) => self.moved(*stretch),
-            What::Computed(from, percent) => self.history.computed(*from, at, *percent),
-            What::Processes(pids) => self.processes = pids.iter().copied().take(MAX_PROCESSES).collect(),
+            What::Computed(from, percent) => {
+                if self.history.computed(*from, at, *percent) {
+                    self.quiet.computed(*from, at, *percent);
+                    if *percent >= WORKS {
+                        self.works = Some(at);
+                    }
+                }
+            }
+            What::Processes(pids) => self.hold(at, pids),
             What::Xid(xid) => self.xid(at, *xid),
-            What::Trouble(bits) => self.trouble = Some((at, *bits)),
+            What::Trouble(bits) => {
+                self.trouble = Some((at, *bits));
+                self.suffer(Trouble { from: at, to: Some(at), what: Ailment::Event(*bits) });
+            }
             What::Lost => {
                 self.lost.get_or_insert(at);
                 // Whom it belonged to is still who is hit.
+                self.ail(at, Some(Ailment::Lost), |a| a == Ailment::Lost);
             }
-            What::Back => self.lost = None,
-            What::Recovery(action) => self.recovery = changed(self.recovery, at, *action),
-            What::Clocks(reasons) => self.clocks = changed(self.clocks, at, *reasons),
+            What::Back => {
+                self.lost = None;
+                self.ail(at, None, |a| a == Ailment::Lost);
+            }
+            What::Recovery(action) => {
+                self.recovery = changed(self.recovery, at, *action);
+                let is = (*action != 0).then_some(Ailment::Recovery(*action));
+                self.ail(at, is, |a| matches!(a, Ailment::Recovery(_)));
+            }
+            What::Clocks(reasons) => {
+                self.clocks = changed(self.clocks, at, *reasons);
+                let forced = reasons & FORCED;
+                let is = (forced != 0).then_some(Ailment::Slowed(forced));
+                self.ail(at, is, |a| matches!(a, Ailment::Slowed(_)));
+            }
         }
     }
 
@@ -135,7 +287,9 @@ impl Gpu {
             *out = out.saturating_add(stretch.out);
             *into = into.saturating_add(stretch.into);
         }
-        self.history.moved(stretch);
+        if self.history.moved(stretch) {
+            self.quiet.moved(&stretch);
+        }
     }
 
     fn xid(&mut self, at: Mono, xid: u64) {
@@ -151,6 +305,16 @@ impl Gpu {
 /// A value with the moment since which it is so.
 fn changed(before: Option<(Mono, u64)>, at: Mono, now: u64) -> Option<(Mono, u64)> {
     before.filter(|(_, value)| *value == now).or(Some((at, now)))
+}
+
+/// What of a GPU outlives the agent. Part of the state file's format.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SavedGpu {
+    index: u32,
+    name: String,
+    processes: Vec<u32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    quiet: Option<Span>,
 }
 
 /// All GPUs.
@@ -174,6 +338,36 @@ impl Gpus {
     /// Every GPU, by the driver's number.
     pub fn iter(&self) -> impl Iterator<Item = (u32, &Gpu)> {
         self.all.iter().map(|(index, gpu)| (*index, gpu))
+    }
+
+    /// Whether none was ever read of.
+    pub fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+
+    /// What must be known to go on later.
+    pub(crate) fn save(&self) -> Vec<SavedGpu> {
+        let saved = |(index, gpu): (&u32, &Gpu)| SavedGpu {
+            index: *index,
+            name: gpu.name.to_string(),
+            processes: gpu.processes.iter().copied().collect(),
+            // The longer of the two.
+            quiet: gpu.quiet().into_iter().flatten().max_by_key(|span| span.after(Mono(0))),
+        };
+        self.all.iter().map(saved).collect()
+    }
+
+    /// Goes on where another left off at `from`, with those processes that are `alive`.
+    pub(crate) fn restore(saved: Vec<SavedGpu>, from: Mono, alive: impl Fn(u32) -> bool) -> Self {
+        let gpu = |saved: SavedGpu| {
+            let mut gpu = Gpu::new(saved.index);
+            gpu.name = Arc::from(saved.name);
+            let living: Vec<u32> = saved.processes.into_iter().filter(|pid| alive(*pid)).collect();
+            gpu.hold(from, &living);
+            gpu.before = saved.quiet.filter(|span| span.to <= from);
+            (saved.index, gpu)
+        };
+        Self { all: saved.into_iter().take(MAX_GPUS).map(gpu).collect(), turned_away: 0 }
     }
 
     /// Those that a process holds.
@@ -231,6 +425,9 @@ const SLOWED: [(u64, &str); 5] = [
     (0x80, "power brake"),
     (0x400, "reliability"),
 ];
+
+/// All of them.
+const FORCED: u64 = 0x8 | 0x20 | 0x40 | 0x80 | 0x400;
 
 /// Why its clocks are lowered by force, of the driver's reasons.
 pub fn slowed(reasons: u64) -> impl Iterator<Item = &'static str> {

@@ -440,9 +440,8 @@ impl Sampler {
         let lives = move |pid: u32| pid != 0 && Path::new(&format!("{proc}/{pid}")).exists();
         let asked =
             self.ask(Ask::Processes, "nvmlDeviceGetComputeRunningProcesses", out, |s| s.gpu.processes(lives));
-        if let Some((pids, _, at)) = asked
-            && self.processes.as_ref() != Some(&pids)
-        {
+        // Also where nothing changed: a reading may find no place on its way.
+        if let Some((pids, _, at)) = asked {
             self.processes = Some(pids.clone());
             out(at, What::Processes(pids));
         }

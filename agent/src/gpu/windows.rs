@@ -5,6 +5,8 @@
 
 use std::collections::VecDeque;
 
+use serde::{Deserialize, Serialize};
+
 use crate::event::{Mono, SECOND};
 
 /// Readings kept one by one, for each link of a GPU: two minutes at eight a second.
@@ -16,8 +18,9 @@ const COARSE: usize = 512;
 /// Length to which older stretches grow, nanoseconds.
 const TOGETHER: u64 = 10 * SECOND;
 
-/// Way that bytes of a GPU take.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+/// Way that bytes of a GPU take. Part of the format of recordings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Link {
     /// To the host, and to network cards that read or write GPU memory.
     Pcie,
@@ -49,8 +52,9 @@ impl Link {
     }
 }
 
-/// Where a number of bytes is from, the surest first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+/// Where a number of bytes is from, the surest first. Part of the format of recordings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Source {
     /// Two readings of a byte counter.
     Counters,
@@ -71,8 +75,8 @@ impl Source {
     }
 }
 
-/// What moved between two moments. Out is what left the GPU.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What moved between two moments. Out is what left the GPU. Part of the format of recordings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stretch {
     /// Which way.
     pub link: Link,
@@ -135,27 +139,31 @@ struct Track {
 }
 
 impl History {
-    /// Takes what moved. A stretch that begins before the last one did is counted and left out.
-    pub fn moved(&mut self, stretch: Stretch) {
-        let Some(track) = self.tracks.get_mut(stretch.link.index()) else { return };
+    /// Takes what moved; whether it is a reading. A stretch that begins or ends before the last one did is counted and left out.
+    pub fn moved(&mut self, stretch: Stretch) -> bool {
+        let Some(track) = self.tracks.get_mut(stretch.link.index()) else { return false };
         let last = track.fine.back().or(track.coarse.back());
-        if stretch.to < stretch.from || last.is_some_and(|l| stretch.from < l.from) {
+        let early = |l: &Stretch| stretch.from < l.from || stretch.to < l.to;
+        if stretch.to < stretch.from || last.is_some_and(early) {
             self.disorder += 1;
-            return;
+            return false;
         }
         track.push(stretch);
+        true
     }
 
-    /// Takes the share of time, percent, in which a kernel ran from `from` to `to`.
-    pub fn computed(&mut self, from: Mono, to: Mono, percent: u8) {
-        if to < from || percent > 100 || self.busy.back().is_some_and(|(begun, ..)| from < *begun) {
+    /// Takes the share of time, percent, in which a kernel ran from `from` to `to`; whether it is a reading, and in order.
+    pub fn computed(&mut self, from: Mono, to: Mono, percent: u8) -> bool {
+        let early = |last: &(Mono, Mono, u8)| from < last.0 || to < last.1;
+        if to < from || percent > 100 || self.busy.back().is_some_and(early) {
             self.disorder += 1;
-            return;
+            return false;
         }
         if self.busy.len() >= FINE {
             self.busy.pop_front();
         }
         self.busy.push_back((from, to, percent));
+        true
     }
 
     /// Readings left out because they were not in order of time, or no readings.
@@ -165,10 +173,9 @@ impl History {
 
     /// What moved on `link` from `from` to `to`; `None`: nothing of that time was read.
     pub fn window(&self, link: Link, from: Mono, to: Mono) -> Option<Window> {
-        let track = self.tracks.get(link.index())?;
         let mut covered = Covered::new(from, to);
         let mut window: Option<Window> = None;
-        for s in track.coarse.iter().chain(&track.fine).filter(|s| covered.add(s.from, s.to)) {
+        for s in self.stretches(link, from, to).filter(|s| covered.add(s.from, s.to)) {
             let w = window.get_or_insert(Window {
                 link,
                 source: s.source,
@@ -186,11 +193,24 @@ impl History {
         window.map(|w| Window { coverage: covered.thousandths(), ..w })
     }
 
+    /// Readings of `link` that touch the time from `from` to `to`, in order.
+    pub fn stretches(&self, link: Link, from: Mono, to: Mono) -> impl Iterator<Item = &Stretch> + Clone {
+        let track = self.tracks.get(link.index());
+        let parts = track.map(|t| [&t.coarse, &t.fine]).into_iter().flatten();
+        parts.flat_map(move |part| {
+            // Both ends are in order, so that nothing before the first of them is looked at.
+            let first = part.partition_point(|s| s.to < from);
+            part.range(first..).take_while(move |s| s.from <= to)
+        })
+    }
+
     /// How busy it was; `None`: nothing of that time was read.
     pub fn computing(&self, from: Mono, to: Mono) -> Option<Computing> {
         let mut covered = Covered::new(from, to);
         let mut found: Option<(u8, u8)> = None;
-        for (_, _, percent) in self.busy.iter().filter(|(f, t, _)| covered.add(*f, *t)) {
+        let first = self.busy.partition_point(|(_, t, _)| *t < from);
+        let touching = self.busy.range(first..).take_while(|(f, ..)| *f <= to);
+        for (_, _, percent) in touching.filter(|(f, t, _)| covered.add(*f, *t)) {
             let (least, most) = found.get_or_insert((*percent, *percent));
             *least = (*least).min(*percent);
             *most = (*most).max(*percent);

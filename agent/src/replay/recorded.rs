@@ -10,6 +10,7 @@ use hashbrown::HashMap;
 use serde::{Deserialize, Serialize};
 
 use crate::event::{Direction, Mono, SECOND, SocketId, Stand, StateChange, TaskEvent, Trouble};
+use crate::gpu::model::Reading;
 use crate::http::event as web;
 use crate::rooms::model::{
     BootstrapStep, Connection, EngineGauges, EngineProcess, Input, RequestStep, Unreadable,
@@ -123,6 +124,7 @@ pub enum Line<'a> {
         offset: i64,
         spans: Vec<SchedulerSpan>,
     },
+    Gpu(Reading),
     /// So many lines are missing here.
     Dropped {
         lines: u64,
@@ -193,6 +195,7 @@ impl<'a> From<&Input<'a>> for Line<'a> {
             Input::Process { at, process } => Self::Process { at, process: process.clone() },
             Input::Gauges { at, gauges } => Self::Gauges { at, gauges: gauges.clone() },
             Input::Spans { at, offset, spans } => Self::Spans { at, offset, spans: spans.to_vec() },
+            Input::Gpu(reading) => Self::Gpu(reading.clone()),
         }
     }
 }
@@ -279,6 +282,7 @@ impl Line<'_> {
             | Self::Gauges { at, .. }
             | Self::Spans { at, .. } => Some(*at),
             Self::Task(task) => Some(task.at),
+            Self::Gpu(reading) => Some(reading.at),
             Self::Dropped { .. } => None,
         }
     }
@@ -325,6 +329,7 @@ impl Line<'_> {
             Self::Process { at, ref process } => Input::Process { at, process },
             Self::Gauges { at, ref gauges } => Input::Gauges { at, gauges },
             Self::Spans { at, offset, ref spans } => Input::Spans { at, offset, spans },
+            Self::Gpu(ref reading) => Input::Gpu(reading),
             Self::Dropped { .. } => return,
         });
     }

@@ -6,6 +6,7 @@
 use std::sync::Arc;
 
 use crate::event::{Mono, SECOND};
+use crate::rooms::gpus::turns;
 use crate::rooms::messages::heard;
 use crate::rooms::model::{Completeness, Event, Outcome, Phase, Role};
 use crate::rooms::peers::Heard;
@@ -74,10 +75,14 @@ impl RoomTable {
             let held = role == Role::Prefill && room.held_by_request(role);
             let state = (view.terminal.is_none() || held).then_some(view.state);
             let counted = room.counted.get_mut(i).and_then(|c| std::mem::replace(c, state));
+            let turns = turns(room, role, &view);
             let new = (view.phase, view.since);
             let old = room.phases.get_mut(i).map_or(new, |p| std::mem::replace(p, new));
             let link = room.links.first();
             let (pair, pages) = link.map_or((u32::MAX, 0), |l| (l.pair, u64::from(l.pages)));
+            if turns {
+                self.note_move(slot, role, view);
+            }
             if counted != state {
                 for (state, more) in [(counted, false), (state, true)] {
                     if let Some(state) = state {

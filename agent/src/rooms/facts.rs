@@ -10,7 +10,9 @@ use crate::rooms::peers::{EndpointId, NONE, SessionId};
 use crate::rooms::room::{Abort, Delivery, Link, Progress, Room};
 use crate::rooms::table::RoomTable;
 use crate::sglang::message::{Backend, KvPoll};
-use crate::verdict::facts::{AbortFact, AgainFact, Dummies, Facts, ForeignFact, LostFact, Others, Sent};
+use crate::verdict::facts::{
+    AbortFact, AgainFact, Dummies, Facts, ForeignFact, GpuFacts, LostFact, Others, Sent,
+};
 use crate::verdict::judge::success_on_wire;
 use crate::verdict::model::Party;
 
@@ -94,6 +96,11 @@ impl RoomTable {
             request,
             engine_idle: self.engine_idle(room, since, now),
             spans: crate::rooms::spans::facts(room),
+            gpu: if role == Role::Prefill {
+                self.gpu_facts(room, prefill, since)
+            } else {
+                GpuFacts::default()
+            },
             pinned_since: room.judgement.as_ref().filter(|j| j.class.pins()).map(|j| j.since),
         })
     }

@@ -10,6 +10,7 @@ mod engines;
 mod estimate;
 mod facts;
 pub mod findings;
+mod gpus;
 mod messages;
 pub mod model;
 pub(crate) mod peers;

@@ -7,6 +7,8 @@ use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
 use crate::event::{Addresses, Direction, Mono, SocketId, Stand, StateChange, Task, TaskEvent, Trouble};
+use crate::gpu::model::{Reading, Trouble as GpuTrouble};
+use crate::gpu::windows::{Computing, Stretch, Window};
 use crate::http::event as web;
 use crate::sglang::message::{Backend, Decoded, Kind, KvPoll, Releases};
 use crate::spans::{EngineRequest, SchedulerSpan};
@@ -184,6 +186,8 @@ pub enum Input<'a> {
         /// They.
         spans: &'a [SchedulerSpan],
     },
+    /// Something that was read of a GPU of this host, as a whole.
+    Gpu(&'a Reading),
 }
 
 /// A step in the life of a request for work (`/generate` and its like), in this order; any but the first may be missing.
@@ -536,6 +540,8 @@ pub struct RoomSnapshot {
     pub request: Option<RequestView>,
     /// What the engines' schedulers said of it by their spans, an entry per request; none: nothing came.
     pub scheduled: Vec<EngineRequest>,
+    /// GPUs of the processes involved, over the time in which its KV cache can have moved; none: none is known.
+    pub gpus: Vec<GpuWindow>,
     /// Its messages in order of arrival, bounded; `messages_dropped` more were not kept.
     pub messages: SmallVec<[MessageMark; 4]>,
     /// Messages not kept.
@@ -620,6 +626,36 @@ impl LegEnd {
         }
     }
 }
+
+/// A GPU of a room's rank, over the time in which the room's KV cache can have moved. All of it is of the whole device, and of every
+/// room that was handed over then: there is no reading of one room.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GpuWindow {
+    /// Its name.
+    pub gpu: Arc<str>,
+    /// Which side of the room holds it.
+    pub role: Role,
+    /// The process that holds it.
+    pub pid: u32,
+    /// METADATA complete.
+    pub from: Mono,
+    /// How the side ended, or now.
+    pub to: Mono,
+    /// What moved, on each link that was read then; none: not measured.
+    pub links: SmallVec<[Window; 2]>,
+    /// How busy it was; `None`: not measured.
+    pub computing: Option<Computing>,
+    /// Rooms that were being handed over at the same engine at any time of it, this one among them; `None`: not known.
+    pub overlapping: Option<u32>,
+    /// What it suffered then.
+    pub troubles: Vec<GpuTrouble>,
+    /// Readings one by one, over the whole life of the room, at most [`MAX_SERIES`] a link with neighbours put together; only where
+    /// someone asked for this room.
+    pub series: Vec<Stretch>,
+}
+
+/// See [`GpuWindow::series`].
+pub const MAX_SERIES: usize = 128;
 
 /// What happened to a room that others must hear of. Cheap to copy: several outputs take the same picture.
 #[derive(Clone, Debug, PartialEq)]

@@ -7,6 +7,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::event::{Direction, Mono, SocketId};
+use crate::rooms::gpus::Move;
 use crate::rooms::model::{Completeness, Outcome, Phase, Role};
 use crate::rooms::peers::{EndpointId, NONE, PairId, SessionId};
 use crate::rooms::requests::legs::{Leg, RoomRequest};
@@ -196,6 +197,8 @@ pub(crate) struct Room {
     pub(crate) request: Option<Box<RoomRequest>>,
     /// What the engines' schedulers said of it.
     pub(crate) scheduled: Option<Box<Scheduled>>,
+    /// When its KV cache can have moved, at prefill and at decode of this host, where GPUs are read.
+    pub(crate) moves: [Move; 2],
     /// At most [`MAX_MARKS`].
     pub(crate) marks: Vec<Mark>,
     pub(crate) marks_dropped: u32,
@@ -247,6 +250,7 @@ impl Room {
             staging_wait: None,
             request: None,
             scheduled: None,
+            moves: [Move::default(); 2],
             marks: Vec::new(),
             marks_dropped: 0,
             judgement: None,

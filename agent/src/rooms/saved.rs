@@ -12,6 +12,7 @@ use hashbrown::HashMap;
 use serde::{Deserialize, Serialize};
 
 use crate::event::{Mono, SocketId, Task};
+use crate::gpu::model::{Gpus, SavedGpu};
 use crate::rooms::connections::{Again, Awaited, Carried};
 use crate::rooms::engines::SavedEngine;
 use crate::rooms::estimate::{Durations, SavedHistogram};
@@ -81,6 +82,9 @@ pub struct SavedRooms {
     /// Their processes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     engine_processes: Vec<EngineProcess>,
+    /// What GPUs did.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    gpus: Vec<SavedGpu>,
     /// Rooms and connections that did not fit.
     #[serde(default)]
     left_out: u64,
@@ -303,6 +307,7 @@ impl RoomTable {
         saver.saved.closed = tombs.map(|(room, t)| (room, t.incarnation, t.closed_at)).collect();
         saver.saved.engines = self.engines.save();
         saver.saved.engine_processes = self.engines.save_processes();
+        saver.saved.gpus = self.gpus.known.save();
         saver.connections();
         saver.names();
         (saver.saved.threads, saver.saved.threads_watched) = self.threads.save();
@@ -501,6 +506,7 @@ impl RoomTable {
         let SavedRooms { endpoints, sessions, pairs, connections, rooms, closed, .. } = saved;
         let alive = |pid: u32| survivors.alive.contains(&pid);
         table.engines.restore(saved.engines, &saved.engine_processes, alive);
+        table.gpus.known = Gpus::restore(saved.gpus, away.from, alive);
         for (room, incarnation, closed_at) in closed.into_iter().take(MAX_TOMBS) {
             table.numbers.bury(room, Tomb { incarnation, closed_at, heard: false, kept: NOT_KEPT });
         }

@@ -16,6 +16,7 @@ use crate::rooms::counts::{Counters, Gauges, MAX_INSTANCES, OpenGauge, PinnedGau
 use crate::rooms::engines::Engines;
 use crate::rooms::estimate::Rule;
 use crate::rooms::findings::Findings;
+use crate::rooms::gpus::RoomGpus;
 use crate::rooms::model::{Away, Event, Input, Outcome, Role, RoomSnapshot};
 use crate::rooms::peers::{EndpointId, Peers};
 use crate::rooms::rates::Rates;
@@ -162,6 +163,8 @@ pub struct RoomTable {
     pub(crate) http: Http,
     /// What schedulers say by their spans.
     pub(crate) spans: Spans,
+    /// What GPUs move and suffer.
+    pub(crate) gpus: RoomGpus,
     /// When nobody looked, where this table goes on where another left off.
     pub(crate) away: Option<Away>,
     /// What was taken over is not confirmed yet: nothing is judged.
@@ -194,6 +197,7 @@ impl RoomTable {
             unread: Unread::default(),
             http: Http::default(),
             spans: Spans::default(),
+            gpus: RoomGpus::default(),
             away: None,
             returning: false,
         }
@@ -261,6 +265,10 @@ impl RoomTable {
                 self.advance(*at, out);
                 self.spans_came(*at, *offset, spans);
             }
+            Input::Gpu(reading) => {
+                self.advance(reading.at, out);
+                self.gpus.take(reading);
+            }
         }
     }
 
@@ -307,6 +315,15 @@ impl RoomTable {
             .collect();
         if let Some(open) = self.numbers.open(room).and_then(|slot| self.rooms.get(slot)) {
             all.push(self.snapshot_of(open, self.now));
+        }
+        all
+    }
+
+    /// The same with the single readings of its GPUs: for someone who asks for this room, not for lists.
+    pub fn details(&self, room: u64) -> Vec<RoomSnapshot> {
+        let mut all = self.snapshot(room);
+        for snapshot in &mut all {
+            self.add_series(snapshot);
         }
         all
     }
@@ -481,6 +498,7 @@ impl RoomTable {
         let held = self.rooms.get(slot).and_then(Room::cause);
         self.regroup(slot, held.map(|(group, _, confidence)| (group, confidence)), None, at);
         self.wheel.remove(slot);
+        self.end_moves(slot, at);
         let Some(mut room) = self.rooms.remove(slot) else { return };
         room.closed = Some((at, outcome));
         for ((role, view), counted) in

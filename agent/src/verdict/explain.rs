@@ -14,6 +14,7 @@ use crate::verdict::facts::{Dummies, Facts, Sent};
 use crate::verdict::judge::{
     AbortEffect, Judgement, OVERTAKEN, Who, abort_effect, acknowledges_abort, maybe_ignored,
 };
+use crate::verdict::judge_gpus;
 use crate::verdict::model::{Class, Confidence, Party, Verdict};
 
 impl Facts {
@@ -75,6 +76,7 @@ fn evidence(f: &Facts, j: &Judgement) -> Vec<String> {
     let mut lines = Vec::new();
     asked(f, &mut lines);
     explain_requests::evidence(f, j, &mut lines);
+    judge_gpus::evidence(f, &mut lines);
     abort(f, &mut lines);
     progress(f, j, &mut lines);
     delivery(f, &mut lines);

@@ -6,7 +6,7 @@
 use std::net::SocketAddr;
 
 use crate::event::{Comm, Mono};
-use crate::rooms::model::{Away, Completeness, LegView, Phase, Role};
+use crate::rooms::model::{Away, Completeness, GpuWindow, LegView, Phase, Role};
 use crate::rooms::peers::{Exit, ForeignMark};
 use crate::sglang::message::{Backend, KvPoll, Releases};
 use crate::verdict::model::Party;
@@ -240,6 +240,30 @@ pub(crate) struct SpanFacts {
     pub(crate) transferred: Option<Mono>,
 }
 
+/// What the GPUs of a room's engines say, each of them as a whole.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct GpuFacts {
+    /// All of prefill's: a time in which none of them did anything, since the phase began and until now.
+    pub(crate) silent: Option<SilentFact>,
+    /// Prefill has said, the room being there for the floor, that nothing waits in it.
+    pub(crate) clear: bool,
+    /// When any of prefill's was last seen computing.
+    pub(crate) works: Option<Mono>,
+    /// Readings over the room's window, for the words; not for judging.
+    pub(crate) windows: Vec<GpuWindow>,
+}
+
+/// See [`GpuFacts::silent`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SilentFact {
+    pub(crate) from: Mono,
+    pub(crate) to: Mono,
+    /// How much of that was read, nanoseconds; less where the agent was started again in between.
+    pub(crate) read: u64,
+    /// GPUs.
+    pub(crate) gpus: u32,
+}
+
 /// Timers and limits that the judge needs, nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Limits {
@@ -318,6 +342,8 @@ pub(crate) struct Facts {
     pub(crate) engine_idle: Option<bool>,
     /// Prefill's scheduler, by its spans.
     pub(crate) spans: SpanFacts,
+    /// GPUs.
+    pub(crate) gpu: GpuFacts,
 }
 
 impl Facts {

@@ -12,6 +12,7 @@ use crate::verdict::judge::{
     AbortEffect, Draft, Judgement, OVERTAKEN, Who, abort_effect, bootstrap_applies, bootstrap_timer,
     maybe_ignored, queued, waiting_timer,
 };
+use crate::verdict::judge_gpus;
 use crate::verdict::judge_spans;
 use crate::verdict::model::{Class, Confidence};
 
@@ -158,7 +159,8 @@ fn transfer(f: &Facts) -> Option<Judgement> {
     if queued(f) {
         return None;
     }
-    if f.engine_idle == Some(false) && !overtaken(f) && !judge_spans::computed(f) {
+    let computes = f.engine_idle == Some(false) || judge_gpus::works_off_a_queue(f);
+    if computes && !overtaken(f) && !judge_spans::computed(f) {
         return Some(draft(Class::Queued, Confidence::Possible, Who::Prefill).done(f));
     }
     let dropped = abort_effect(f.backend, f.releases) == AbortEffect::Dropped;
@@ -210,6 +212,7 @@ pub(super) fn weigh(f: &Facts, mut j: Judgement) -> Judgement {
         Class::AbortIgnored => f.request.is_open(Role::Prefill) && (passed(f) || f.engine_idle == Some(true)),
         // A prompt that computes, or that priorities keep waiting, is overtaken as well, and its request is open as well:
         // only the engine's own numbers exclude both.
+        Class::TransferNotConcluded | Class::TransferWorkerSilent if judge_gpus::silent(f) => true,
         Class::TransferNotConcluded | Class::TransferWorkerSilent | Class::ReceiverSilent => {
             passed(f) || f.engine_idle == Some(true) || judge_spans::computed(f)
         }

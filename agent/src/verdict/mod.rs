@@ -10,6 +10,7 @@ mod explain_requests;
 pub(crate) mod explain_threads;
 pub(crate) mod facts;
 pub(crate) mod judge;
+mod judge_gpus;
 mod judge_requests;
 mod judge_spans;
 pub(crate) mod judge_threads;

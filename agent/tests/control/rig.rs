@@ -82,6 +82,7 @@ pub(crate) fn told(input: &Input<'_>) -> Told {
         Input::Process { .. } => Told::Other("process"),
         Input::Gauges { .. } => Told::Other("gauges"),
         Input::Spans { .. } => Told::Other("spans"),
+        Input::Gpu(_) => Told::Other("gpu"),
     }
 }
 

@@ -5,6 +5,7 @@ mod aborts;
 mod bootstrap;
 mod classes;
 mod completion;
+mod gpus;
 mod modes;
 mod numbers;
 mod pauses;

@@ -11,6 +11,7 @@ mod config;
 mod endpoint;
 mod file;
 mod forward;
+mod gpus;
 mod logs;
 mod metrics;
 mod queue;

@@ -12,7 +12,7 @@ use opentelemetry::{InstrumentationScope, KeyValue, SpanId, TraceId, Value};
 use opentelemetry_sdk::trace::{SpanData, SpanEvents, SpanLinks};
 
 use super::resource::ProcessKey;
-use super::scheduled;
+use super::{gpus, scheduled};
 use crate::event::{Direction, Mono};
 use crate::export::phases::{PhaseSpan, phases};
 use crate::export::trace_id::{SpanName, trace_id};
@@ -110,6 +110,7 @@ impl<'a> Tracer<'a> {
             status = Status::error("the transfer failed");
         }
         attributes.extend(self.peer(view.role));
+        attributes.extend(gpus::hardware(self.room, view.role));
         let mut span = self.span("kv_transfer", root, SpanId::INVALID, self.room.opened_at, end);
         span.attributes = attributes;
         span.status = status;
@@ -155,6 +156,7 @@ impl<'a> Tracer<'a> {
         let mut span = self.span(name, id, self.root_id(view.role), self.room.opened_at, self.room.at);
         span.attributes = self.attributes(view.role);
         span.attributes.extend(self.peer(view.role));
+        span.attributes.extend(gpus::hardware(self.room, view.role));
         if let (true, Some(verdict)) = (pinned, &self.room.verdict) {
             span.attributes.push(KeyValue::new("error.type", verdict.class.label()));
             span.status = Status::error(text(&summary(self.room)));
@@ -226,6 +228,7 @@ impl<'a> Tracer<'a> {
         let total = mine.clone().count();
         let mut events = SpanEvents::default();
         events.events = mine.take(EVENTS).map(|m| self.message(m)).collect();
+        events.events.extend(gpus::events(self.room, role, |at| self.wall(at)));
         let beyond = u32::try_from(total.saturating_sub(EVENTS)).unwrap_or(u32::MAX);
         events.dropped_count = beyond.saturating_add(self.room.messages_dropped);
         events

@@ -1,0 +1,333 @@
+//! What GPUs moved against the phases of a room, drawn as text and as SVG.
+//!
+//! Pure: from the JSON record that scripts get. Bars are readings as they were made: what was not read is blank, and nothing is divided
+//! among rooms.
+#![allow(clippy::indexing_slicing, reason = "indexing a JSON value gives null for what is not there")]
+#![allow(
+    clippy::float_arithmetic,
+    clippy::cast_precision_loss,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a drawing"
+)]
+
+use std::fmt::Write as _;
+
+use serde_json::Value;
+
+/// Columns of the text.
+const COLUMNS: usize = 60;
+
+/// Rows drawn at most: two for each link of each GPU of a room.
+const ROWS: usize = 32;
+
+/// Heights of a column in text.
+const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+
+/// One reading: from, to (seconds since the room opened), bytes a second.
+type Bar = (f64, f64, f64);
+
+/// One link of one GPU in one direction.
+struct Row {
+    title: String,
+    role: String,
+    bars: Vec<Bar>,
+}
+
+/// What is drawn.
+struct Chart {
+    /// Seconds from the room's opening to its end, or to now.
+    length: f64,
+    rows: Vec<Row>,
+    /// For each role seen: when its KV cache could move.
+    phases: Vec<(String, f64, f64)>,
+    /// Messages: when, and what.
+    marks: Vec<(f64, String)>,
+    /// What GPUs suffered.
+    troubles: Vec<(f64, String)>,
+    most: f64,
+}
+
+impl Chart {
+    /// `None`: no reading is listed.
+    fn of(record: &Value) -> Option<Self> {
+        let opened = record["opened_at"].as_str()?;
+        let end = record["closed_at"].as_str().or_else(|| record["time"].as_str())?;
+        let length = seconds(opened, end)?.max(0.001);
+        let mut chart = Self {
+            length,
+            rows: Vec::new(),
+            phases: Vec::new(),
+            marks: Vec::new(),
+            troubles: Vec::new(),
+            most: 0.0,
+        };
+        for gpu in list(&record["gpu"]) {
+            chart.gpu(gpu, opened);
+        }
+        for role in ["prefill", "decode"] {
+            for m in list(&record["views"][role]["messages"]) {
+                let at = m["time"].as_str().and_then(|t| seconds(opened, t));
+                let status = m["status"].as_str().map(|s| format!(" {s}")).unwrap_or_default();
+                chart.marks.extend(at.map(|at| (at, format!("{role} {}{status}", text(&m["kind"])))));
+            }
+        }
+        chart.rows.truncate(ROWS);
+        let rates = chart.rows.iter().flat_map(|r| &r.bars).map(|b| b.2);
+        chart.most = rates.fold(0.0, f64::max);
+        Some(chart).filter(|c| !c.rows.is_empty())
+    }
+
+    fn gpu(&mut self, gpu: &Value, opened: &str) {
+        let role = text(&gpu["role"]).to_owned();
+        let moment = |v: &Value| v.as_str().and_then(|t| seconds(opened, t));
+        if !self.phases.iter().any(|(of, ..)| *of == role)
+            && let (Some(from), Some(to)) = (moment(&gpu["transfer"][0]), moment(&gpu["transfer"][1]))
+        {
+            self.phases.push((role.clone(), from, to));
+        }
+        for t in list(&gpu["troubles"]) {
+            let number = t["value"].as_u64().map(|n| format!(" {n}")).unwrap_or_default();
+            let trouble = moment(&t["from"]).map(|at| (at, format!("{}{number}", text(&t["what"]))));
+            // Every link of a GPU carries what it suffered.
+            self.troubles.extend(trouble.filter(|t| !self.troubles.contains(t)));
+        }
+        let series = list(&gpu["series"]);
+        if series.is_empty() {
+            return;
+        }
+        for (direction, place) in [("out", 2), ("in", 3)] {
+            let bars = series.iter().filter_map(|s| {
+                let (from, to) = (s[0].as_f64()?, s[1].as_f64()?);
+                let (bytes, lasts) = (s[place].as_u64()? as f64, to - from);
+                (lasts > 0.0).then_some((from, to, bytes / lasts))
+            });
+            let title = format!("{} {} {direction}", text(&gpu["uuid"]), text(&gpu["link"]));
+            self.rows.push(Row { title, role: role.clone(), bars: bars.collect() });
+        }
+    }
+
+    /// Where a moment is, of `width` from left to right; nothing of before the room or after it.
+    fn place(&self, at: f64, width: f64) -> f64 {
+        (at / self.length).clamp(0.0, 1.0) * width
+    }
+}
+
+/// Rows of characters; nothing where no reading is listed.
+pub(super) fn draw(out: &mut String, record: &Value) {
+    let Some(chart) = Chart::of(record) else { return };
+    let titles = chart.rows.iter().map(|r| r.title.chars().count());
+    let wide = titles.max().unwrap_or(0).max("prefill phases".len());
+    let _ = writeln!(
+        out,
+        "\nGPU bytes against the room's phases (whole GPUs, of every room that was handed over then; · nothing to speak of, blank not \
+         measured)"
+    );
+    for (role, from, to) in &chart.phases {
+        let title = format!("{role} phases");
+        let cell = |n| match middle(n, chart.length) {
+            at if at < *from => 'b',
+            at if at <= *to => 't',
+            _ => '-',
+        };
+        let cells: String = (0..COLUMNS).map(cell).collect();
+        let _ = writeln!(out, "  {title:wide$} |{cells}| b bootstrap, t transfer");
+    }
+    for row in &chart.rows {
+        let peak = row.bars.iter().map(|b| b.2).fold(0.0, f64::max);
+        let cells: String = (0..COLUMNS).map(|n| cell(row, n, &chart)).collect();
+        let _ = writeln!(out, "  {:wide$} |{cells}| {}, peak {}", row.title, row.role, rate(peak));
+    }
+    if !chart.troubles.is_empty() {
+        let mut cells = [' '; COLUMNS];
+        for (at, _) in &chart.troubles {
+            if let Some(c) = cells.get_mut((chart.place(*at, COLUMNS as f64) as usize).min(COLUMNS - 1)) {
+                *c = '!';
+            }
+        }
+        let cells: String = cells.iter().collect();
+        let names: Vec<&str> = chart.troubles.iter().map(|(_, name)| name.as_str()).collect();
+        let _ = writeln!(out, "  {:wide$} |{cells}| {}", "troubles", names.join(", "));
+    }
+    let end = format!("+{:.3} s", chart.length);
+    let _ = writeln!(out, "  {:wide$}  +0{end:>width$}", "", width = COLUMNS - 2);
+}
+
+/// The middle of a column, seconds.
+fn middle(column: usize, length: f64) -> f64 {
+    (column as f64 + 0.5) * length / COLUMNS as f64
+}
+
+/// The most that any reading with a share in the column shows.
+fn cell(row: &Row, column: usize, chart: &Chart) -> char {
+    let width = chart.length / COLUMNS as f64;
+    let (from, to) = (column as f64 * width, (column as f64 + 1.0) * width);
+    let inside = row.bars.iter().filter(|b| b.0 < to && b.1 > from).map(|b| b.2);
+    match inside.fold(None, |most: Option<f64>, rate| Some(most.map_or(rate, |m| m.max(rate)))) {
+        None => ' ',
+        Some(rate) if rate <= crate::gpu::quiet::IDLE_NOISE as f64 || chart.most <= 0.0 => '·',
+        Some(rate) => {
+            let height = (rate / chart.most * BARS.len() as f64).ceil() as usize;
+            BARS.get(height.clamp(1, BARS.len()) - 1).copied().unwrap_or('█')
+        }
+    }
+}
+
+/// Bytes a second in words.
+fn rate(bytes: f64) -> String {
+    let units = [(1e9, "GB/s"), (1e6, "MB/s"), (1e3, "kB/s")];
+    let unit = units.into_iter().find(|(size, _)| bytes >= *size);
+    unit.map_or_else(|| format!("{bytes:.0} B/s"), |(size, name)| format!("{:.1} {name}", bytes / size))
+}
+
+/// Where the drawing begins and how wide and high its parts are, in units of SVG.
+const LEFT: f64 = 20.0;
+const WIDE: f64 = 860.0;
+const HIGH: f64 = 60.0;
+
+/// The same as a picture; `None`: no reading is listed.
+pub(super) fn svg(record: &Value) -> Option<String> {
+    let chart = Chart::of(record)?;
+    let rows = chart.rows.len() as f64;
+    let top = 70.0 + 18.0 * chart.phases.len() as f64;
+    let height = top + rows * (HIGH + 26.0) + 30.0;
+    let mut out = format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"900\" height=\"{height:.0}\" font-family=\"sans-serif\" \
+         font-size=\"12\">\n<rect width=\"900\" height=\"{height:.0}\" fill=\"white\"/>\n"
+    );
+    let say = |out: &mut String, x: f64, y: f64, what: &str| {
+        let _ = writeln!(out, "<text x=\"{x:.1}\" y=\"{y:.1}\">{}</text>", escaped(what));
+    };
+    say(&mut out, LEFT, 22.0, &format!("room {}: GPU bytes against its phases", text(&record["room"])));
+    say(&mut out, LEFT, 40.0, "Whole GPUs, of every room that was handed over then. Blank: not measured.");
+    for (n, (role, from, to)) in chart.phases.iter().enumerate() {
+        let y = 50.0 + 18.0 * n as f64;
+        let (a, b) = (chart.place(*from, WIDE), chart.place(*to, WIDE));
+        for (x, wide, colour) in [(0.0, a, "#d9d9d9"), (a, b - a, "#9ecae1")] {
+            let _ = writeln!(
+                out,
+                "<rect x=\"{:.1}\" y=\"{y:.1}\" width=\"{wide:.1}\" height=\"14\" fill=\"{colour}\"/>",
+                LEFT + x
+            );
+        }
+        say(&mut out, LEFT + 4.0, y + 11.0, &format!("{role}: bootstrap (grey), transfer (blue)"));
+    }
+    for (n, row) in chart.rows.iter().enumerate() {
+        let base = top + n as f64 * (HIGH + 26.0) + HIGH + 16.0;
+        let peak = row.bars.iter().map(|b| b.2).fold(0.0, f64::max);
+        say(&mut out, LEFT, base - HIGH - 4.0, &format!("{} ({}), peak {}", row.title, row.role, rate(peak)));
+        for (from, to, rate) in &row.bars {
+            let (a, b) = (chart.place(*from, WIDE), chart.place(*to, WIDE));
+            // What was read as nothing is still seen to have been read.
+            let high = if chart.most > 0.0 { (rate / chart.most * HIGH).max(1.0) } else { 1.0 };
+            let _ = writeln!(
+                out,
+                "<rect x=\"{:.1}\" y=\"{:.1}\" width=\"{:.2}\" height=\"{high:.1}\" fill=\"#3182bd\"/>",
+                LEFT + a,
+                base - high,
+                (b - a).max(0.3)
+            );
+        }
+    }
+    let bottom = height - 24.0;
+    let marks =
+        chart.marks.iter().map(|m| (m, "#636363")).chain(chart.troubles.iter().map(|t| (t, "#de2d26")));
+    for ((at, what), colour) in marks {
+        let x = LEFT + chart.place(*at, WIDE);
+        let _ = writeln!(
+            out,
+            "<line x1=\"{x:.1}\" y1=\"46\" x2=\"{x:.1}\" y2=\"{bottom:.1}\" stroke=\"{colour}\" stroke-dasharray=\"2 3\"><title>{} at \
+             {at:+.3} s</title></line>",
+            escaped(what)
+        );
+    }
+    say(&mut out, LEFT, height - 8.0, "+0 s");
+    say(&mut out, LEFT + WIDE - 70.0, height - 8.0, &format!("{:+.3} s", chart.length));
+    out.push_str("</svg>\n");
+    Some(out)
+}
+
+/// Text that stands between tags.
+fn escaped(s: &str) -> String {
+    s.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+}
+
+fn seconds(from: &str, to: &str) -> Option<f64> {
+    let parse = |s: &str| s.parse::<jiff::Timestamp>().ok();
+    Some(parse(to)?.duration_since(parse(from)?).as_secs_f64())
+}
+
+fn list(value: &Value) -> &[Value] {
+    value.as_array().map_or(&[], Vec::as_slice)
+}
+
+fn text(value: &Value) -> &str {
+    value.as_str().unwrap_or("?")
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+    use serde_json::json;
+
+    use super::*;
+
+    fn record() -> Value {
+        let gpu = |uuid: &str, series: Value| {
+            json!({
+                "uuid": uuid, "role": "prefill", "pid": 1, "link": "pcie",
+                "transfer": ["2026-01-01T00:00:10Z", "2026-01-01T00:00:50Z"],
+                "troubles": [{"what": "xid", "value": 79, "from": "2026-01-01T00:00:30Z"}], "series": series,
+            })
+        };
+        json!({
+            "room": "7", "opened_at": "2026-01-01T00:00:00Z", "closed_at": null, "time": "2026-01-01T00:01:00Z",
+            "views": {"prefill": {"messages": [{"time": "2026-01-01T00:00:10Z", "kind": "METADATA"}]}},
+            "gpu": [
+                gpu("GPU-<a>", json!([[0.0, 20.0, 0, 0], [20.0, 30.0, 80_000_000_000_u64, 0], [40.0, 60.0, 20_000_000_000_u64, 0]])),
+                {"uuid": "GPU-b", "role": "decode", "link": null, "series": []},
+            ],
+        })
+    }
+
+    #[test]
+    fn columns_show_what_was_read_and_blanks_what_was_not() {
+        let mut out = String::new();
+        draw(&mut out, &record());
+        let row = |title: &str| {
+            let line = out.lines().find(|l| l.contains(title)).unwrap();
+            line.split('|').nth(1).unwrap().to_owned()
+        };
+        let [b, t, e] = ["b".repeat(10), "t".repeat(40), "-".repeat(10)];
+        assert_eq!(row("prefill phases"), format!("{b}{t}{e}"));
+        let [none, high, gap, low] = ["·".repeat(20), "█".repeat(10), " ".repeat(10), "▁".repeat(20)];
+        assert_eq!(row("GPU-<a> pcie out"), format!("{none}{high}{gap}{low}"), "{out}");
+        assert_eq!(row("troubles").find('!'), Some(30));
+        assert!(out.contains("peak 8.0 GB/s") && out.contains("xid 79"), "{out}");
+        assert!(!out.contains("GPU-b"));
+    }
+
+    #[test]
+    fn the_picture_has_a_bar_for_each_reading_and_no_tag_from_a_name() {
+        let svg = svg(&record()).unwrap();
+        assert_eq!(svg.matches("#3182bd").count(), 6, "three readings, out and in");
+        assert!(svg.contains("GPU-&lt;a&gt; pcie out (prefill), peak 8.0 GB/s") && !svg.contains("GPU-<a>"));
+        assert!(
+            svg.contains("<title>xid 79 at +30.000 s</title>")
+                && svg.contains("prefill METADATA at +10.000 s")
+        );
+        assert_eq!(svg.matches("<svg").count(), svg.matches("</svg>").count());
+    }
+
+    #[test]
+    fn without_readings_nothing_is_drawn() {
+        for gpu in [json!(null), json!([]), json!([{"uuid": "GPU-a", "series": []}])] {
+            let mut record = record();
+            record["gpu"] = gpu;
+            let mut out = String::new();
+            draw(&mut out, &record);
+            assert!(out.is_empty() && svg(&record).is_none());
+        }
+        assert!(svg(&json!({})).is_none());
+    }
+}
