@@ -268,8 +268,8 @@ fn connections_that_open_while_the_capture_starts_are_whole_or_older_than_it() {
         greeting[12..16].copy_from_slice(b"NULL");
         let mut open = std::collections::VecDeque::new();
         while stopped.try_recv().is_err() {
-            // Not so fast that the ports run out.
-            std::thread::sleep(std::time::Duration::from_micros(200));
+            // Not so fast that the ports run out, or the ring that nobody empties yet.
+            std::thread::sleep(std::time::Duration::from_millis(1));
             let (mut client, mut server) = pair(&listener);
             client.write_all(&greeting).unwrap();
             server.read_exact(&mut [0; 64]).unwrap();
