@@ -115,7 +115,9 @@ pub(crate) fn receive(arguments: &str) -> Result<()> {
         counters.push(std::thread::spawn(move || {
             loop {
                 match pull.recv_multipart(0) {
-                    Ok(_) => drop(all.fetch_add(1, Ordering::Relaxed)),
+                    Ok(_) => {
+                        all.fetch_add(1, Ordering::Relaxed);
+                    }
                     Err(_) if end.load(Ordering::Relaxed) => return,
                     Err(_) => {}
                 }
