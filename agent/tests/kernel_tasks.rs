@@ -267,8 +267,7 @@ fn stand(live: &mut Live, socket: SocketId) -> Option<Stand> {
     live.capture.ask(&[socket]).unwrap();
     live.drain();
     let by_tcp = |e: &&live::Seen| matches!(e.what, Kept::Trouble(_) | Kept::State(_));
-    let told: Vec<_> =
-        live.events[before..].iter().filter(|e| e.socket == socket && !by_tcp(e)).collect();
+    let told: Vec<_> = live.events[before..].iter().filter(|e| e.socket == socket && !by_tcp(e)).collect();
     let stands: Vec<_> =
         told.iter().filter_map(|e| if let Kept::Stand(s) = e.what { Some(s) } else { None }).collect();
     assert!(told.len() == stands.len() && stands.len() <= 1, "nothing but one answer: {told:#?}");

@@ -352,8 +352,7 @@ fn raw(agent: &Path, dir: &Path) -> Result<Result<String, String>> {
         .filter_map(|l| serde_json::from_str::<Value>(l).ok())
         .find_map(|l| l["sent"].as_u64())
         .context("the workload's record does not say how much it sent")?;
-    let lost =
-        || Ok::<_, anyhow::Error>(agent.metric("roomtrace_capture_lost_total", &[])?.unwrap_or(0.0));
+    let lost = || Ok::<_, anyhow::Error>(agent.metric("roomtrace_capture_lost_total", &[])?.unwrap_or(0.0));
     // On a busy machine the agent has some of them still before it.
     let begun = Instant::now();
     while seen()?.into_iter().any(|seen| seen < sent) && lost()? == 0.0 && begun.elapsed() < FOUND_WITHIN {

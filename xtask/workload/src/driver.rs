@@ -366,8 +366,7 @@ pub(crate) fn open(fleet: &mut Fleet, rooms: &[Room]) -> Result<bool> {
         let rank = fleet.ranks.get(index);
         rank.is_some_and(|r| r.side(room.number, room.begun).report.is_none_or(|r| r.ended.is_none()))
     };
-    let sides = |room: &Room| std::iter::once(room.prefill).chain(room.decodes.iter().copied());
-    Ok(rooms.iter().any(|room| sides(room).any(|index| open(room, index))))
+    Ok(rooms.iter().any(|room| open(room, room.prefill) || room.decodes.iter().any(|d| open(room, *d))))
 }
 
 /// Gives both sides a stream and returns the rooms that it makes.
