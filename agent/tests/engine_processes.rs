@@ -9,6 +9,7 @@
 )]
 
 use std::io::{BufRead as _, BufReader};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -28,8 +29,19 @@ fn prefix(test: &str) -> String {
     format!("rt{}{test}::", std::process::id())
 }
 
+/// A loopback port that nobody else gets: bound for reuse and not listening, as long as the socket lives, so that a server can
+/// listen there all the same.
+fn held_port() -> (socket2::Socket, SocketAddr) {
+    let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+    socket.set_reuse_address(true).unwrap();
+    socket.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
+    let address = socket.local_addr().unwrap().as_socket().unwrap();
+    (socket, address)
+}
+
 struct Fake {
     server: Child,
+    _port: socket2::Socket,
     ranks: Vec<u32>,
     port: u16,
     folder: tempfile::TempDir,
@@ -44,7 +56,8 @@ impl Fake {
             text.inspect(|t| std::fs::write(&path, t).unwrap());
             path
         };
-        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let (held, port) = held_port();
+        let port = port.port();
         let package = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/engine");
         let line: Vec<String> = before
             .iter()
@@ -74,7 +87,7 @@ impl Fake {
         if ranks.is_empty() {
             return skip(&format!("{program} cannot start the engine"));
         }
-        Some(Self { server, ranks, port, folder })
+        Some(Self { server, _port: held, ranks, port, folder })
     }
 }
 
@@ -113,7 +126,9 @@ fn settings(prefix: &str) -> Settings {
 }
 
 fn gauges(engines: &Engines) -> EngineGauges {
-    until(engines, |r| if let Report::Gauges(g) = r { Some(g) } else { None })
+    // An answer that a busy machine holds up for a second is none; it is asked again.
+    let late = |g: &EngineGauges| g.error.as_ref().is_some_and(|e| e.contains("longer than 1 s"));
+    until(engines, |r| if let Report::Gauges(g) = r { Some(g).filter(|g| !late(g)) } else { None })
 }
 
 #[test]
@@ -149,13 +164,20 @@ fn an_engine_is_found_asked_and_missed_when_it_ends() {
     until(&engines, |r| {
         match r {
             Report::Gone(pid) => gone.push(pid),
-            Report::Process(p) => panic!("told again: {p:?}"),
+            // A rank that outlives its server for a moment is another's, or nobody's.
+            Report::Process(p) => assert_ne!(p.server, server, "told again: {p:?}"),
             Report::Gauges(_) => {}
         }
         engines.look_soon();
         (gone.len() == 3).then_some(())
     });
-    assert!(engines.standing().asked.is_empty());
+    // That look is still to be written down, and a question under way to be answered.
+    let began = Instant::now();
+    while !engines.standing().asked.is_empty() {
+        assert!(began.elapsed() < Duration::from_mins(1), "{:?}", engines.standing());
+        engines.look_soon();
+        std::thread::sleep(Duration::from_millis(20));
+    }
 }
 
 #[test]
@@ -166,8 +188,11 @@ fn where_there_are_no_loads_metrics_are_read() {
     let g = gauges(&engines);
     assert_eq!((g.inflight, g.stale, g.role), (Some(3), true, Some(Role::Prefill)), "{g:?}");
     // Too long an answer is no answer.
-    std::fs::write(fake.folder.path().join("metrics"), vec![b'x'; 300 << 10]).unwrap();
-    let g = until(&engines, |r| if let Report::Gauges(g) = r { g.error } else { None });
+    let new = fake.folder.path().join("new");
+    std::fs::write(&new, vec![b'x'; 300 << 10]).unwrap();
+    std::fs::rename(new, fake.folder.path().join("metrics")).unwrap();
+    let late = |e: &String| e.contains("longer than 1 s");
+    let g = until(&engines, |r| if let Report::Gauges(g) = r { g.error.filter(|e| !late(e)) } else { None });
     assert!(g.contains("404") && g.contains("longer than 256 KiB"), "{g}");
 }
 

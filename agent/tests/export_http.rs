@@ -84,9 +84,20 @@ fn some_rooms() -> Vec<RoomSnapshot> {
     vec![pinned(5), closed(3), again, pinned(9), closed(1)]
 }
 
-async fn json(at: SocketAddr, path: &str) -> (u16, serde_json::Value) {
+async fn once(at: SocketAddr, path: &str) -> (u16, serde_json::Value) {
     let (status, _, body) = get(at, path, "").await;
     (status, serde_json::from_str(&body).unwrap())
+}
+
+/// Asks again where the pipeline was too busy, as the thread that stands for it is on a busy machine.
+async fn json(at: SocketAddr, path: &str) -> (u16, serde_json::Value) {
+    for _ in 0..30 {
+        let (status, body) = once(at, path).await;
+        if status != 503 || !body.to_string().contains("busy") {
+            return (status, body);
+        }
+    }
+    once(at, path).await
 }
 
 #[tokio::test]
@@ -238,10 +249,10 @@ async fn ask_torn(at: SocketAddr, request: &str) -> u16 {
 #[tokio::test]
 async fn a_pipeline_that_never_answers_gives_503_with_a_reason() {
     let (exports, at) = started().await;
-    let (status, body) = json(at, "/api/v1/rooms").await;
+    let (status, body) = once(at, "/api/v1/rooms").await;
     assert_eq!(status, 503);
     assert!(body["error"].as_str().unwrap().contains("busy"), "{body}");
-    let (status, _) = json(at, "/status").await;
+    let (status, _) = once(at, "/status").await;
     assert_eq!(status, 503);
     // What does not need the pipeline still answers.
     assert_eq!(get(at, "/metrics", "").await.0, 200);

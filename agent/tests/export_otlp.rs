@@ -13,7 +13,7 @@ use roomtrace::export::counters::{Reason, Signal};
 use roomtrace::export::otlp::{Compression, OtlpConfig, Protocol, QueueConfig, Secret, TlsConfig};
 use roomtrace::export::{Exports, Options};
 use roomtrace::{event, export, rooms, sglang, verdict};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
 use tonic::Code;
 
 mod export_receiver;
@@ -214,9 +214,10 @@ async fn tls_trusts_the_given_authority_and_no_other() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn no_pinned_room_is_lost_in_an_outage_with_a_small_queue_and_drops_are_counted() {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let at = listener.local_addr().unwrap();
-    drop(listener);
+    // It refuses whoever comes until it listens, and nobody else gets its port meanwhile.
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let at = socket.local_addr().unwrap();
     let queue = QueueConfig { items: 64, ..QueueConfig::default() };
     let mut exports = started(OtlpConfig { queue, ..to(format!("http://{at}")) }).await;
     let counters = exports.counters();
@@ -228,8 +229,7 @@ async fn no_pinned_room_is_lost_in_an_outage_with_a_small_queue_and_drops_are_co
     }
     tokio::time::sleep(Duration::from_secs(10)).await;
     let receiver = Receiver::default();
-    let listener = TcpListener::bind(at).await.unwrap();
-    receiver.clone().serve_grpc(listener, None, 4 << 20);
+    receiver.clone().serve_grpc(socket.listen(1024).unwrap(), None, 4 << 20);
     until("delivery after the outage", || receiver.rooms("room_pinned").len() == 20).await;
     exports.shutdown(GRACE).await;
     let mut rooms: Vec<u64> = receiver.rooms("room_pinned").iter().map(|r| r.parse().unwrap()).collect();
@@ -268,10 +268,12 @@ async fn a_receiver_that_hangs_costs_only_what_it_was_to_get() {
         let lost: u64 = Reason::ALL.iter().map(|r| counters.dropped(signal, *r)).sum();
         assert_eq!(lost, 20_000, "{signal:?}");
     }
+    let lost = || Reason::ALL.iter().map(|r| counters.dropped(Signal::Events, *r)).sum::<u64>();
+    // The thread that writes them may still have to count what it leaves out.
+    until("the last event", || counters.sent(Signal::Events) + lost() == 20_000).await;
     let lines = std::fs::read_to_string(events).unwrap().lines().count() as u64;
     assert_eq!(lines, counters.sent(Signal::Events));
-    let lost: u64 = Reason::ALL.iter().map(|r| counters.dropped(Signal::Events, *r)).sum();
-    assert_eq!(lines + lost, 20_000);
+    assert_eq!(lines + lost(), 20_000);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -432,10 +434,9 @@ async fn metrics_arrive_with_the_last_values_at_the_end() {
         tell(&mut exports, [Event::Closed(closed(7).into())]);
         exports.shutdown(GRACE).await;
         let metrics = receiver.received().metrics;
-        let resource = metrics[0].resource_metrics[0].resource.as_ref();
-        assert_eq!(resource_text(resource, "service.name").as_deref(), Some("roomtrace"));
-        let all: Vec<_> =
-            metrics[0].resource_metrics[0].scope_metrics.iter().flat_map(|s| &s.metrics).collect();
+        let last = &metrics.last().unwrap().resource_metrics[0];
+        assert_eq!(resource_text(last.resource.as_ref(), "service.name").as_deref(), Some("roomtrace"));
+        let all: Vec<_> = last.scope_metrics.iter().flat_map(|s| &s.metrics).collect();
         let named = |name: &str| all.iter().find(|m| m.name == name).unwrap_or_else(|| panic!("no {name}"));
         let Some(metric::Data::Gauge(gauge)) = &named("roomtrace_rooms_pinned").data else {
             panic!("no gauge")

@@ -118,8 +118,8 @@ fn what_is_shipped_before_a_judgement_is_bounded() {
 fn listeners_and_connect_attempts_of_engines_are_reported_with_their_result() {
     let config = call_engine("rt-engine-connect");
     let Some(mut live) = live::start(&config) else { return };
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let at = listener.local_addr().unwrap();
+    let (_held, at) = held_port();
+    let listener = TcpListener::bind(at).unwrap();
     let (client, server) = pair(&listener);
     drop((client, server));
     drop(listener);
@@ -178,9 +178,11 @@ fn attempts_to_named_endpoints_and_named_ports_are_reported_whoever_makes_them()
     assert!(of_it.is_empty(), "{of_it:#?}");
 }
 
-/// A loopback port that refuses connections as long as the socket lives: bound, and never listening.
+/// A loopback port that refuses connections as long as the socket lives: bound, and never listening. Bound for reuse: whoever
+/// names it can listen there.
 fn held_port() -> (socket2::Socket, SocketAddr) {
     let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+    socket.set_reuse_address(true).unwrap();
     socket.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
     let address = socket.local_addr().unwrap().as_socket().unwrap();
     (socket, address)
@@ -258,7 +260,8 @@ fn after_dropping_all_but_two_capabilities_answers_and_searches_still_work() {
 /// being attached one after the other.
 #[test]
 fn connections_that_open_while_the_capture_starts_are_whole_or_older_than_it() {
-    let config = call_engine("rt-engine-during");
+    // Nobody empties the ring until the capture has started.
+    let config = CaptureConfig { ring_bytes: 64 << 20, ..call_engine("rt-engine-during") };
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     let (stop, stopped) = std::sync::mpsc::channel::<()>();
@@ -269,7 +272,7 @@ fn connections_that_open_while_the_capture_starts_are_whole_or_older_than_it() {
         let mut open = std::collections::VecDeque::new();
         while stopped.try_recv().is_err() {
             // Not so fast that the ports run out.
-            std::thread::sleep(std::time::Duration::from_micros(200));
+            std::thread::sleep(std::time::Duration::from_millis(1));
             let (mut client, mut server) = pair(&listener);
             client.write_all(&greeting).unwrap();
             server.read_exact(&mut [0; 64]).unwrap();

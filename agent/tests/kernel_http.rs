@@ -25,6 +25,7 @@ use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd as _;
 use std::process::Command;
 use std::sync::MutexGuard;
+use std::time::{Duration, Instant};
 
 use live::{Kept, Live, Seen, ok};
 use roomtrace::event::{Direction, NotCaptured, SocketId, TcpState};
@@ -43,6 +44,14 @@ fn watching() -> Option<MutexGuard<'static, Live>> {
     let mut live = live::shared()?;
     assert!(live.capture.watch_process(std::process::id()).unwrap());
     Some(live)
+}
+
+/// Waits until the connections of the test before are counted no longer: the kernel may need a moment to end them.
+fn others_gone(live: &Live) {
+    let end = Instant::now() + Duration::from_secs(10);
+    while live.capture.sockets().unwrap().http > 0 && Instant::now() < end {
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 /// Bytes of which no two stretches are alike.
@@ -202,6 +211,7 @@ fn assert_gapless(calls: &[Call], len: usize) {
 #[test]
 fn a_small_request_and_its_answer_are_there_whole_at_both_ends() {
     let Some(mut live) = watching() else { return };
+    others_gone(&live);
     let before = live.capture.sockets().unwrap().http;
     let mut talk = Talk::new();
     talk.ask(REQUEST);
@@ -493,6 +503,7 @@ fn a_first_request_that_cannot_be_read_is_no_obstacle_to_the_second() {
 #[test]
 fn what_is_neither_zmtp_nor_http_1_is_shipped_until_it_can_be_named_and_not_longer() {
     let Some(mut live) = watching() else { return };
+    others_gone(&live);
     let hello = [b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", &text(500)[..]].concat();
     for first in [&hello[..], b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"\x16\x03"] {
         let before = live.capture.sockets().unwrap();

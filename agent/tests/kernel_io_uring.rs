@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 use std::io::Write as _;
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use live::{Coverage, Live, Pair, ok};
 use roomtrace::event::NotCaptured;
@@ -81,6 +81,14 @@ fn submit_receive(fd: i32, into: &mut [u8]) -> Option<OwnedFd> {
     Some(ring)
 }
 
+/// Waits for what must come, and no longer than that can take.
+fn until(holds: impl Fn() -> bool) {
+    let end = Instant::now() + Duration::from_secs(20);
+    while !holds() && Instant::now() < end {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 /// Receives on `ringed` through `io_uring` while this thread sits in `read` on `read`. `false`: no `io_uring` here.
 fn receive_while_reading(ringed: &mut Pair, read: &mut Pair) -> bool {
     let mut by_ring = [0u8; 64];
@@ -89,16 +97,19 @@ fn receive_while_reading(ringed: &mut Pair, read: &mut Pair) -> bool {
         return false;
     };
     let (mut to_ringed, mut to_read) = (ringed.client.try_clone().unwrap(), read.client.try_clone().unwrap());
+    // What the kernel says of this thread while it sits in that call.
+    let sits = format!("{} {:#x} ", libc::SYS_read, read.fds().1);
+    let call = format!("/proc/self/task/{}/syscall", unsafe { libc::gettid() });
+    let last = by_ring[14..].as_ptr() as usize;
     let sender = std::thread::spawn(move || {
-        std::thread::sleep(Duration::from_millis(100));
+        until(|| std::fs::read_to_string(&call).is_ok_and(|call| call.starts_with(&sits)));
         to_ringed.write_all(b"REAL-URING-DATA").unwrap();
-        std::thread::sleep(Duration::from_millis(100));
+        until(|| unsafe { (last as *const u8).read_volatile() } != 0);
         to_read.write_all(b"for-read").unwrap();
     });
     let mut by_read = *b"STALE-STACK-SECRET----";
     let got = unsafe { libc::read(read.fds().1, by_read.as_mut_ptr().cast(), by_read.len()) };
     sender.join().unwrap();
-    std::thread::sleep(Duration::from_millis(100));
     assert_eq!((ok(got), &by_ring[..15]), (8, &b"REAL-URING-DATA"[..]));
     ringed.sent.extend_from_slice(b"REAL-URING-DATA");
     read.sent.extend_from_slice(b"for-read");

@@ -44,13 +44,14 @@ fn load(time: Duration) {
     let (local, peer) = pair.addresses();
     let ids = [(local, peer), (peer, local)].map(|(a, b)| live.socket(a, b).unwrap());
     let (mut client, mut server) = (pair.client, pair.server);
+    let all = PER_SECOND * time.as_secs();
     let sender = std::thread::spawn(move || {
         let begun = Instant::now();
         let mut sent = 0u64;
-        while begun.elapsed() < time {
+        while sent < all {
             // As many as are due, then a short sleep: the rate holds on a machine that is busy with other things.
             let due = u64::try_from(begun.elapsed().as_micros()).unwrap() * PER_SECOND / 1_000_000;
-            while sent < due {
+            while sent < due.min(all) {
                 let mut message = [0u8; LEN];
                 message[..8].copy_from_slice(&sent.to_be_bytes());
                 client.write_all(&message).unwrap();
@@ -76,14 +77,21 @@ fn load(time: Duration) {
         live.capture.wait(Duration::from_millis(10)).unwrap();
         while drain(&mut live, ids, &mut tallies) == 1000 {}
     }
-    drain(&mut live, ids, &mut tallies);
-    while drain(&mut live, ids, &mut tallies) > 0 {}
     let sent = sender.join().unwrap();
     let bytes = sent * LEN as u64;
     assert_eq!(receiver.join().unwrap() as u64, bytes);
+    // A record that another CPU is still writing hides those behind it.
+    let end = Instant::now() + Duration::from_secs(20);
+    loop {
+        while drain(&mut live, ids, &mut tallies) > 0 {}
+        if tallies.iter().all(|t| t.bytes + t.holes >= bytes) || Instant::now() > end {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
     let counters = live.capture.counters().unwrap();
     println!("{sent} sends, {tallies:?}, ring full {}", counters.ring_full);
-    assert!(sent > PER_SECOND * time.as_secs() * 9 / 10, "{sent}");
+    assert_eq!(sent, all);
     for tally in &tallies {
         assert_eq!(tally.misplaced, 0);
         assert_eq!(tally.bytes + tally.holes, bytes, "every byte is in a record or in a hole");
@@ -151,7 +159,8 @@ fn a_killed_agent_leaves_nothing_behind() {
     child.wait().unwrap();
     // The kernel frees programs a moment after their last user is gone.
     let new: BTreeSet<_> = during.difference(&before).copied().collect();
-    let end = Instant::now() + Duration::from_secs(20);
+    // (Nor do those of the test beside this one go before it ends.)
+    let end = Instant::now() + Duration::from_mins(2);
     while new.intersection(&programs()).next().is_some() {
         assert!(Instant::now() < end, "still loaded: {:?}", new.intersection(&programs()));
         std::thread::sleep(Duration::from_millis(50));

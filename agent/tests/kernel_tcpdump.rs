@@ -116,7 +116,7 @@ fn tcpdump_and_the_programs_see_the_same_bytes() {
 fn settled(file: &std::path::Path) {
     let size = || std::fs::metadata(file).unwrap().len();
     let (mut last, mut since) = (size(), Instant::now());
-    while since.elapsed() < Duration::from_secs(2) {
+    while since.elapsed() < Duration::from_secs(5) {
         std::thread::sleep(Duration::from_millis(100));
         if size() != last {
             (last, since) = (size(), Instant::now());

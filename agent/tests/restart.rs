@@ -214,8 +214,19 @@ fn get(from: SocketAddr, path: &str) -> Option<(u16, String)> {
     Some((head.split(' ').nth(1)?.parse().ok()?, body.to_owned()))
 }
 
+/// A loopback port that nobody else gets: bound for reuse and not listening, as long as the socket lives, so that an agent can
+/// listen there all the same.
+fn held_port() -> (socket2::Socket, SocketAddr) {
+    let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+    socket.set_reuse_address(true).unwrap();
+    socket.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
+    let address = socket.local_addr().unwrap().as_socket().unwrap();
+    (socket, address)
+}
+
 struct Agent {
     child: Child,
+    _port: socket2::Socket,
     listen: SocketAddr,
     dir: PathBuf,
     /// The first page of metrics that was served.
@@ -225,7 +236,7 @@ struct Agent {
 impl Agent {
     /// `None`: this host cannot be observed.
     fn start(dir: &Path, engine: &str) -> Option<Self> {
-        let listen = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let (port, listen) = held_port();
         let log = std::fs::File::options().create(true).append(true).open(dir.join("log")).unwrap();
         let child = Command::new("sh")
             // Where core dumps are to be had, none may be forbidden by a limit.
@@ -239,7 +250,7 @@ impl Agent {
             .stderr(log)
             .spawn()
             .unwrap();
-        let mut agent = Self { child, listen, dir: dir.to_owned(), first: String::new() };
+        let mut agent = Self { child, _port: port, listen, dir: dir.to_owned(), first: String::new() };
         let mut ready = false;
         agent.wait("ready", |agent| {
             if agent.child.try_wait().unwrap().is_some() {
@@ -275,10 +286,18 @@ impl Agent {
 
     /// The newest life of a room.
     fn room(&self, room: u64) -> Value {
-        let (status, text) = get(self.listen, &format!("/api/v1/rooms/{room}")).unwrap();
+        let end = Instant::now() + Duration::from_mins(1);
+        let (status, text) = loop {
+            let (status, text) = get(self.listen, &format!("/api/v1/rooms/{room}")).unwrap();
+            // On a busy machine it may say that it is busy.
+            if status != 503 || Instant::now() > end {
+                break (status, text);
+            }
+        };
         if status == 404 {
             return Value::Null;
         }
+        assert_eq!(status, 200, "{text}");
         let mut answer: Value = serde_json::from_str(&text).unwrap();
         answer["rooms"].as_array_mut().and_then(Vec::pop).unwrap_or(answer)
     }
@@ -304,6 +323,8 @@ impl Agent {
             let judged = format!("\"class\":\"{}\",\"confidence\":\"{}\"", camel(class), camel(confidence));
             text.split("\"room\":").any(|r| r.starts_with(&room.to_string()) && r.contains(&judged))
         });
+        // It is not told again by the next agent.
+        self.wait("told", |agent| agent.events(room).iter().any(|e| e == "room_pinned"));
         self.room(room)
     }
 
@@ -320,7 +341,9 @@ impl Agent {
     /// Names of the events of a room.
     fn events(&self, room: u64) -> Vec<String> {
         let text = std::fs::read_to_string(self.dir.join("events")).unwrap();
-        let lines = text.lines().map(|l| serde_json::from_str::<Value>(l).unwrap());
+        // The last line may be half written.
+        let whole = text.rfind('\n').map_or("", |end| &text[..end]);
+        let lines = whole.lines().map(|l| serde_json::from_str::<Value>(l).unwrap());
         let room = room.to_string();
         let of_it = lines.filter(|r| r["room"].as_str() == Some(&room));
         of_it.map(|r| r["event"].as_str().unwrap().to_owned()).collect()

@@ -9,7 +9,7 @@
 )]
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -19,9 +19,14 @@ use serde_json::Value;
 const CONTAINER: &str = "c0ffee00c0ffee00c0ffee00c0ffee00c0ffee00c0ffee00c0ffee00c0ffee00";
 const POD: &str = "3ca9f1e6-2b1d-4b7e-9a55-0f6f5e2d9c11";
 
-/// A port that nobody has.
-fn free() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+/// A loopback port that nobody else gets: bound for reuse and not listening, as long as the socket lives, so that another process can
+/// listen there all the same.
+fn held_port() -> (socket2::Socket, SocketAddr) {
+    let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+    socket.set_reuse_address(true).unwrap();
+    socket.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
+    let address = socket.local_addr().unwrap().as_socket().unwrap();
+    (socket, address)
 }
 
 /// A cgroup with the path of a pod's container below one of this test's own.
@@ -66,13 +71,15 @@ impl Drop for Cgroup {
 
 struct Engine {
     child: Child,
+    _port: socket2::Socket,
     port: u16,
 }
 
 impl Engine {
     fn start(prefix: &str, cgroup: Option<&Cgroup>, dp_ranks: &str) -> Self {
         let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/engine");
-        let port = free();
+        let (held, port) = held_port();
+        let port = port.port();
         let mut child = Command::new("sh")
             .args(["-c", "[ -z \"$PROCS\" ] || echo $$ > \"$PROCS\" && exec python3 -B \"$0\" \"$@\""])
             .arg(fixtures.join("my_launch.py"))
@@ -90,7 +97,7 @@ impl Engine {
         let mut up = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut up).unwrap();
         assert_eq!(up.split_ascii_whitespace().count(), 3, "{up}");
-        Self { child, port }
+        Self { child, _port: held, port }
     }
 
     /// Sends a request; the connection stays open with it.
@@ -133,6 +140,7 @@ fn get(from: SocketAddr, path: &str) -> Option<String> {
 
 struct Agent {
     child: Child,
+    _port: socket2::Socket,
     listen: SocketAddr,
     log: PathBuf,
 }
@@ -140,7 +148,7 @@ struct Agent {
 impl Agent {
     /// `None`: this host cannot be observed.
     fn start(dir: &Path, prefix: &str) -> Option<Self> {
-        let listen = SocketAddr::from(([127, 0, 0, 1], free()));
+        let (port, listen) = held_port();
         let log = dir.join("log");
         let child = Command::new(env!("CARGO_BIN_EXE_roomtrace"))
             .args([
@@ -157,7 +165,7 @@ impl Agent {
             .stderr(std::fs::File::create(&log).unwrap())
             .spawn()
             .unwrap();
-        let mut agent = Self { child, listen, log };
+        let mut agent = Self { child, _port: port, listen, log };
         let mut ready = false;
         agent.wait("ready", |agent| {
             ready = get(agent.listen, "/readyz").is_some();

@@ -523,12 +523,18 @@ async fn failures_that_pass_are_tried_again_and_others_are_not() {
     }
 }
 
+/// A port that refuses whoever comes until it listens, and that nobody else gets meanwhile.
+fn refusing() -> (tokio::net::TcpSocket, SocketAddr) {
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let address = socket.local_addr().unwrap();
+    (socket, address)
+}
+
 #[tokio::test]
 async fn a_target_that_is_down_costs_nothing_but_what_does_not_fit() {
     // Nobody listens there yet.
-    let reserved = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = reserved.local_addr().unwrap();
-    drop(reserved);
+    let (socket, address) = refusing();
     let counters = Arc::new(Counters::default());
     let queue = QueueConfig { items: 10, ..QueueConfig::default() };
     let config = ForwardConfig { queue, ..forward_to(address, Protocol::HttpProtobuf) };
@@ -544,7 +550,7 @@ async fn a_target_that_is_down_costs_nothing_but_what_does_not_fit() {
     assert_eq!(forwarder.handle().waiting().requests, 10);
     // It comes up, and gets what was kept.
     let target = Target::default();
-    let listener = tokio::net::TcpListener::bind(address).await.unwrap();
+    let listener = socket.listen(1024).unwrap();
     let serving = target.clone();
     tokio::spawn(async move { serving.serve(listener, false).await });
     until(|| (counters.sent(Signal::Spans) == 10 * n).then_some(())).await;
@@ -554,9 +560,7 @@ async fn a_target_that_is_down_costs_nothing_but_what_does_not_fit() {
 
 #[tokio::test]
 async fn what_grows_too_old_and_what_is_left_at_the_end_is_counted() {
-    let reserved = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = reserved.local_addr().unwrap();
-    drop(reserved);
+    let (_refuses, address) = refusing();
     let n = spans().len() as u64;
     for (keep, reason) in
         [(Duration::from_millis(100), Reason::Expired), (Duration::from_mins(5), Reason::Shutdown)]

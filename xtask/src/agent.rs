@@ -32,6 +32,16 @@ pub(crate) struct Agent {
 impl Agent {
     /// Starts `program run` with its events going to a file and waits until it says that it is ready.
     pub(crate) fn start(program: &Path, arguments: &[String], events: &Path, log: &Path) -> Result<Start> {
+        for _ in 0..5 {
+            if let Some(start) = Self::attempt(program, arguments, events, log)? {
+                return Ok(start);
+            }
+        }
+        bail!("every port that was free was taken before the agent could listen there; see {}", log.display())
+    }
+
+    /// `None`: another process took the port first.
+    fn attempt(program: &Path, arguments: &[String], events: &Path, log: &Path) -> Result<Option<Start>> {
         let listen =
             TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).context("find a free port")?;
         let file = File::create(log).with_context(|| format!("create {}", log.display()))?;
@@ -52,12 +62,15 @@ impl Agent {
                 let said = std::fs::read_to_string(log).unwrap_or_default();
                 // 3: cannot observe. Anything else is the agent's own fault.
                 if status.code() == Some(3) {
-                    return Ok(Start::NotPossible(said.trim().to_owned()));
+                    return Ok(Some(Start::NotPossible(said.trim().to_owned())));
+                }
+                if said.contains("cannot listen on") {
+                    return Ok(None);
                 }
                 bail!("the agent ended with {status}: {}", said.trim());
             }
             if agent.get("/readyz").is_ok() {
-                return Ok(Start::Observing(agent));
+                return Ok(Some(Start::Observing(agent)));
             }
             if Instant::now() >= end {
                 bail!("the agent is not ready after {} s; see {}", PATIENCE.as_secs(), log.display());
@@ -76,18 +89,30 @@ impl Agent {
         self.child.id()
     }
 
-    /// Body of a page, where the answer is 200.
+    /// Body of a page, where the answer is 200. A busy agent is asked again.
     pub(crate) fn get(&self, path: &str) -> Result<String> {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            let (head, body) = self.ask(path)?;
+            match head.split_whitespace().nth(1) {
+                Some("200") => return Ok(body),
+                Some("503") if path != "/readyz" && Instant::now() < end => {
+                    std::thread::sleep(Duration::from_millis(50));
+                }
+                _ => bail!("{path}: {}", head.lines().next().unwrap_or_default()),
+            }
+        }
+    }
+
+    /// Head and body of an answer.
+    fn ask(&self, path: &str) -> Result<(String, String)> {
         let mut stream = TcpStream::connect_timeout(&self.listen, Duration::from_secs(1))?;
         stream.set_read_timeout(Some(Duration::from_secs(5)))?;
         write!(stream, "GET {path} HTTP/1.0\r\nHost: {}\r\n\r\n", self.listen)?;
         let mut answer = String::new();
         stream.read_to_string(&mut answer)?;
         let (head, body) = answer.split_once("\r\n\r\n").context("no HTTP answer")?;
-        if head.split_whitespace().nth(1) != Some("200") {
-            bail!("{path}: {}", head.lines().next().unwrap_or_default());
-        }
-        Ok(body.to_owned())
+        Ok((head.to_owned(), body.to_owned()))
     }
 
     /// Sum of a metric's values whose labels contain each of `labels` (`kind="STATUS"`); `None` where there is none.

@@ -153,7 +153,10 @@ fn live(places: &Places, late: bool) -> Result<Live> {
     let truth = workload.truth()?;
     // Asked before anything ends: the end of a process is an event too.
     let events = || std::fs::read_to_string(places.file("events.jsonl")).context("read the agent's events");
-    let first = compare::compare(&truth, &events()?, late)?;
+    let so_far = events()?;
+    // The last line may be half written.
+    let whole = so_far.rsplit_once('\n').map_or("", |(whole, _)| whole);
+    let first = compare::compare(&truth, whole, late)?;
     let page = first.to_explain().map(|room| (room.to_owned(), explain(&agent, places, room)));
     agent.stop()?;
     let result = compare::compare(&truth, &events()?, late)?;

@@ -219,7 +219,11 @@ mod tests {
 
     #[test]
     fn what_cannot_be_used_is_said_in_words() {
-        let why = |answer| ask_one_that_says(answer).err().unwrap_or_default();
+        // On a busy machine an answer may come too late.
+        let why = |answer| {
+            let mut told = (0..30).map(|_| ask_one_that_says(answer).err().unwrap_or_default());
+            told.find(|why| !why.contains("longer than 1 s")).unwrap_or_default()
+        };
         for (answer, says) in [
             (&b"\x15\x03\x03\0\x02\x02\x46"[..], "no HTTP (TLS?)"),
             (b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n", "wants a key"),

@@ -126,7 +126,7 @@ pub fn skip(why: &str) {
 }
 
 impl Live {
-    /// Takes everything that is in the ring.
+    /// Takes everything that was recorded until now, also what another CPU is still writing.
     pub fn drain(&mut self) {
         let Self { capture, events, tasks } = self;
         let mut keep = |event: Event<'_>| match event {
@@ -134,11 +134,12 @@ impl Live {
             Event::Task(event) => tasks.push(event),
         };
         while capture.drain(1000, &mut keep) > 0 {}
+        capture.drain_recorded(&mut keep).unwrap();
     }
 
     /// Takes events until `enough` or a generous time has passed.
     pub fn until(&mut self, enough: impl Fn(&[Seen]) -> bool) -> bool {
-        let end = Instant::now() + Duration::from_secs(10);
+        let end = Instant::now() + Duration::from_mins(1);
         loop {
             self.drain();
             if enough(&self.events) {

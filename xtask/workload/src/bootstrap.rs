@@ -175,7 +175,11 @@ mod tests {
 
     #[test]
     fn a_rank_that_has_registered_is_found() {
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        // Held until the server has it: bound for reuse and not listening.
+        let held = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+        held.set_reuse_address(true).unwrap();
+        held.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
+        let port = held.local_addr().unwrap().as_socket().unwrap();
         serve(port).unwrap();
         assert!(find(port).is_err(), "nobody has registered");
         register(port, port.ip(), 4711, (0, 1), 30_000).unwrap();

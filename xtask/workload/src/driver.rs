@@ -354,6 +354,21 @@ fn add<T: PartialEq>(to: &mut Vec<T>, from: impl IntoIterator<Item = T>) {
     }
 }
 
+/// Whether a room of these is still open at a rank, or has not come there.
+///
+/// # Errors
+/// When a rank does not answer.
+pub(crate) fn open(fleet: &mut Fleet, rooms: &[Room]) -> Result<bool> {
+    for rank in fleet.ranks.iter_mut().filter(|rank| rank.alive) {
+        rank.report()?;
+    }
+    let open = |room: &Room, index: usize| {
+        let rank = fleet.ranks.get(index);
+        rank.is_some_and(|r| r.side(room.number, room.begun).report.is_none_or(|r| r.ended.is_none()))
+    };
+    Ok(rooms.iter().any(|room| open(room, room.prefill) || room.decodes.iter().any(|d| open(room, *d))))
+}
+
 /// Gives both sides a stream and returns the rooms that it makes.
 ///
 /// # Errors

@@ -1,7 +1,7 @@
 //! Steady load: many healthy rooms at a given rate over any number of ranks.
 
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 
@@ -9,6 +9,9 @@ use crate::driver::{self, Files, Fleet, Output, Place};
 use crate::fleet::{self, Ports, Serve};
 use crate::rank::{Command, RankConfig, RoleConfig, Stream, now};
 use crate::wire::Engine;
+
+/// How much longer they may take on a busy machine.
+const BUSY: Duration = Duration::from_secs(30);
 
 /// What to run.
 #[derive(Debug)]
@@ -72,6 +75,10 @@ pub(crate) fn run(plan: &Plan) -> Result<()> {
         &stream(plan.seed, plan.rooms, gap_ns),
     )?);
     std::thread::sleep(Duration::from_nanos(gap_ns.saturating_mul(plan.rooms)) + plan.patience);
+    let end = Instant::now() + BUSY;
+    while driver::open(&mut fleet, &rooms)? && Instant::now() < end {
+        std::thread::sleep(Duration::from_millis(500));
+    }
     let summary = output.finish(&mut fleet, &rooms, &plan.files)?;
     let well = if plan.engine.tells_success() { "success" } else { "success_off_wire" };
     if summary.labels.keys().any(|label| *label != well) {

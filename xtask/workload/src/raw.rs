@@ -7,6 +7,8 @@ use std::net::IpAddr;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -19,6 +21,8 @@ use crate::wire::{self, Engine};
 
 /// How often messages are handed over.
 const TICK: Duration = Duration::from_millis(1);
+/// How long the last messages may take to arrive.
+const ARRIVES: Duration = Duration::from_secs(30);
 /// Value of the rank variable that makes a receiver: followed by address and number of sockets.
 pub(crate) const RECEIVER: &str = "raw-receiver";
 
@@ -73,12 +77,12 @@ pub(crate) fn run(
         sent = due;
     }
     let took = begun.elapsed();
-    std::thread::sleep(Duration::from_millis(500));
-    drop(outbox);
-    writeln!(input, "end")?;
-    let got: u64 = lines.next().context("the receiver is gone")??.parse().context("the receiver's count")?;
-    child.wait()?;
     let sent = total + u64::from(connections);
+    writeln!(input, "{sent}")?;
+    let got: u64 = lines.next().context("the receiver is gone")??.parse().context("the receiver's count")?;
+    // Not before they have arrived: what waits goes with it.
+    drop(outbox);
+    child.wait()?;
     output.put("raw_end", json!({"sent": sent, "received": got, "seconds": took.as_secs_f64()}))?;
     if got != sent {
         bail!("sent {sent}, received {got}");
@@ -102,18 +106,19 @@ pub(crate) fn receive(arguments: &str) -> Result<()> {
     let context = net::context()?;
     let mut ports = Vec::new();
     let mut counters = Vec::new();
-    let end = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let (end, all) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
     for _ in 0..connections {
         let (pull, port) = net::bind_pull(&context, bind)?;
         pull.set_rcvtimeo(100)?;
         ports.push(port);
-        let end = std::sync::Arc::clone(&end);
+        let (end, all) = (Arc::clone(&end), Arc::clone(&all));
         counters.push(std::thread::spawn(move || {
-            let mut got = 0_u64;
             loop {
                 match pull.recv_multipart(0) {
-                    Ok(_) => got += 1,
-                    Err(_) if end.load(std::sync::atomic::Ordering::Relaxed) => return got,
+                    Ok(_) => {
+                        all.fetch_add(1, Ordering::Relaxed);
+                    }
+                    Err(_) if end.load(Ordering::Relaxed) => return,
                     Err(_) => {}
                 }
             }
@@ -122,8 +127,16 @@ pub(crate) fn receive(arguments: &str) -> Result<()> {
     println!("{}", serde_json::to_string(&ports)?);
     let mut line = String::new();
     std::io::stdin().lock().read_line(&mut line)?;
-    end.store(true, std::sync::atomic::Ordering::Relaxed);
-    let got: u64 = counters.into_iter().filter_map(|counter| counter.join().ok()).sum();
-    println!("{got}");
+    let sent: u64 = line.trim().parse().context("how many were sent")?;
+    let begun = Instant::now();
+    while all.load(Ordering::Relaxed) < sent && begun.elapsed() < ARRIVES {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    end.store(true, Ordering::Relaxed);
+    for counter in counters {
+        // One that panicked has said so.
+        drop(counter.join());
+    }
+    println!("{}", all.load(Ordering::Relaxed));
     Ok(())
 }

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::io::BufRead;
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::sync::{Arc, Mutex, mpsc};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
@@ -291,14 +291,19 @@ impl Router {
         let mut inbound = Inbound::new(&**stream, 8192);
         for job in jobs {
             let room = lock(&job.report).room;
-            lock(&self.busy).insert((room, engine), Arc::clone(stream));
             let asked = http::write(&mut &**stream, &job.head, &job.body);
+            // Not before it has been asked: whoever hangs up has asked.
+            lock(&self.busy).insert((room, engine), Arc::clone(stream));
             let answer = asked.and_then(|()| inbound.answer(|_| lock(&job.report).first_byte = Some(now())));
             lock(&self.busy).remove(&(room, engine));
             let Ok(Some(answer)) = answer else {
                 finish(&job.report, End::Broken, None);
                 return;
             };
+            // The client hung up while the answer came: nothing more can be asked over this connection.
+            if lock(&job.report).end == End::HungUp {
+                return;
+            }
             lock(&job.report).finish = reason(&answer.body);
             finish(&job.report, End::Answered, Some(answer.status));
             lock(&self.idle).entry(engine).or_default().push(own.clone());
@@ -306,6 +311,17 @@ impl Router {
     }
 
     fn hang_up(&self, room: u64, engine: SocketAddr) {
+        let open = || {
+            lock(&self.legs).iter().any(|leg| {
+                let leg = lock(leg);
+                leg.room == room && leg.engine == engine && leg.end == End::Open
+            })
+        };
+        // Its connection may still be opened.
+        let end = Instant::now() + Duration::from_secs(10);
+        while open() && !lock(&self.busy).contains_key(&(room, engine)) && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         if let Some(stream) = lock(&self.busy).get(&(room, engine)) {
             for leg in &*lock(&self.legs) {
                 let its = {
