@@ -197,8 +197,10 @@ pub(crate) struct RequestFacts {
     pub(crate) stopped: Option<Stopped>,
     /// How long the engines stood still since the phase began, nanoseconds.
     pub(crate) stood: u64,
-    /// Requests that wait in the engine, as it has said since the room's own had been there for the floor.
+    /// Requests that wait in the engine, as it says.
     pub(crate) waiting: [Option<u64>; 2],
+    /// None does, as it has said when the room's own had been there for the floor.
+    pub(crate) none_waits: [bool; 2],
     /// Another room of the same request is not over at prefill.
     pub(crate) siblings: bool,
 }

@@ -130,8 +130,8 @@ fn without_metadata(f: &Facts) -> Option<Judgement> {
     if f.role == Role::Prefill && !f.has_decode && f.request.never(Role::Decode) {
         return Some(draft(Class::MetadataMissing, Confidence::Possible, Who::Router));
     }
-    let [_, waiting] = f.request.waiting;
-    if waiting == Some(0) {
+    let [_, none_waits] = f.request.none_waits;
+    if none_waits {
         return Some(draft(Class::MetadataMissing, Confidence::Likely, Who::Decode));
     }
     // Decode takes pages for its requests in turn; later ones of which it has asked show that it has some.

@@ -43,10 +43,11 @@ impl RoomTable {
             Some(Stopped { role, since: e.stopped?, why: e.why()?.words() })
         });
         let request = room.request.as_deref();
+        let waiting = |e: Option<&Engine>, from| e.and_then(|e| e.waiting(now, from));
         // What it says of a request that has only just come is of before.
-        let waiting = |role: Role, e: Option<&Engine>| {
-            let from = room.leg(role).map_or(since, |l| l.seen.begun).plus(self.config.floor);
-            e.and_then(|e| e.waiting(now, from))
+        let none = |role: Role, e| {
+            let begun = room.leg(role).map_or(since, |l| l.seen.begun);
+            waiting(e, begun.plus(self.config.floor)) == Some(0)
         };
         RequestFacts {
             rid: request.and_then(|r| r.rid.as_deref()).map(str::to_owned),
@@ -63,7 +64,8 @@ impl RoomTable {
             ahead: room.leg(Role::Prefill).zip(prefill).is_some_and(|(l, e)| self.ahead(e, l.seen.begun)),
             stopped,
             stood: stood([prefill, decode], since, now),
-            waiting: [waiting(Role::Prefill, prefill), waiting(Role::Decode, decode)],
+            waiting: [prefill, decode].map(|e| waiting(e, Mono(0))),
+            none_waits: [none(Role::Prefill, prefill), none(Role::Decode, decode)],
             siblings: self.siblings_open(room),
         }
     }
