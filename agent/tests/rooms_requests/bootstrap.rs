@@ -96,6 +96,40 @@ fn a_query_without_an_answer_is_a_finding_until_one_is_answered() {
     }
 }
 
+/// M26: POST `/query_dp_ranks`, seen at decode's end, at the server's, and at both on one host.
+#[test]
+fn a_query_for_dp_ranks_without_an_answer_is_a_finding_too() {
+    let at = "10.0.0.1:8998".parse().unwrap();
+    for (ends, hangs_up) in [(1, false), (2, false), (2, true)] {
+        let mut w = Web::new(Sees::Both);
+        let client = w.connection(at, false, None);
+        let mut server = w.connection(at, true, None);
+        (server.addresses.local, server.addresses.peer) = (client.addresses.peer, client.addresses.local);
+        let both = [(client, false), (server, true)];
+        for (c, here) in both.into_iter().rev().take(ends) {
+            w.boot(c, here, 0, BootstrapStep::DpQuery);
+        }
+        w.wait(5000);
+        assert_eq!(w.table.findings(), [], "it may still be answered");
+        if hangs_up {
+            for (c, here) in both {
+                w.boot(c, here, 0, BootstrapStep::HungUp(Side::Client));
+            }
+        }
+        w.wait(7000);
+        let found = w.table.findings();
+        assert_eq!((found.len(), found[0].class), (1, Class::QueryUnanswered));
+        assert!(found[0].evidence[0].starts_with("1 queries"), "counted once: {:?}", found[0].evidence);
+        let n = u64::from(hangs_up);
+        if hangs_up {
+            w.boot(server, true, n, BootstrapStep::DpQuery);
+        }
+        w.boot(server, true, n, BootstrapStep::DpRanks(&[(ROOM, 1)]));
+        w.wait(2000);
+        assert_eq!(w.table.findings(), [], "one was answered");
+    }
+}
+
 /// M19: every status came, none was taken in, and decode's waiting timeout says so.
 #[test]
 fn an_abort_long_after_every_status_tells_of_a_dead_status_thread() {

@@ -12,7 +12,6 @@ use crate::event::{Mono, SECOND};
 use crate::http::event::{RankRegistration, Side, Topology};
 use crate::rooms::findings::cause;
 use crate::rooms::model::{BootstrapStep, Connection, Event, Role};
-use crate::rooms::requests::legs::RequestKey;
 use crate::rooms::table::RoomTable;
 use crate::verdict::explain::seconds;
 use crate::verdict::model::{Action, Class, Confidence, Finding, Party};
@@ -27,6 +26,9 @@ const SETTLED: u64 = 60 * SECOND;
 
 /// Places of a rank: DP, CP, TP, PP.
 type Place = (u32, u32, u32, u32);
+
+/// A query: its client, the server, and its number on their connection, so one that is seen at both its ends is one.
+type QueryKey = (SocketAddr, SocketAddr, u64);
 
 /// A bootstrap server.
 #[derive(Debug, Default)]
@@ -71,8 +73,8 @@ impl Bootstrap {
 #[derive(Debug, Default)]
 pub(super) struct Bootstraps {
     servers: HashMap<SocketAddr, Bootstrap>,
-    /// Queries that wait for their answer: which server, since when.
-    queries: HashMap<RequestKey, (SocketAddr, Mono)>,
+    /// Queries that wait for their answer, since when.
+    queries: HashMap<QueryKey, Mono>,
 }
 
 impl Bootstraps {
@@ -84,12 +86,13 @@ impl Bootstraps {
     }
 
     /// A query got an answer.
-    fn answered(&mut self, key: RequestKey) -> Option<SocketAddr> {
-        let (server, _) = self.queries.remove(&key)?;
-        if let Some(b) = self.servers.get_mut(&server) {
+    fn answered(&mut self, key: QueryKey) {
+        if self.queries.remove(&key).is_none() {
+            return;
+        }
+        if let Some(b) = self.servers.get_mut(&key.1) {
             (b.unanswered, b.since, b.hung_up) = (0, None, None);
         }
-        Some(server)
     }
 }
 
@@ -105,14 +108,14 @@ impl RoomTable {
         out: &mut Vec<Event>,
     ) {
         let a = &connection.addresses;
-        let address = if server { a.local } else { a.peer };
-        let key = (connection.socket, n);
+        let (client, address) = if server { (a.peer, a.local) } else { (a.local, a.peer) };
+        let key = (client, address, n);
         match step {
             BootstrapStep::Rank(r) => self.rank_registered(at, connection, address, server, r),
-            BootstrapStep::Query(_) => {
+            BootstrapStep::Query(_) | BootstrapStep::DpQuery => {
                 let b = &mut self.http.bootstraps;
-                if b.queries.len() < MAX_QUERIES {
-                    b.queries.insert(key, (address, at));
+                if b.queries.len() < MAX_QUERIES || b.queries.contains_key(&key) {
+                    b.queries.entry(key).or_insert(at);
                 } else {
                     self.tally.turned_away.requests += 1;
                 }
@@ -132,8 +135,8 @@ impl RoomTable {
             }
             BootstrapStep::HungUp(by) => {
                 let b = &mut self.http.bootstraps;
-                if let Some((server, since)) = b.queries.remove(&key)
-                    && let Some(s) = b.server(server)
+                if let Some(since) = b.queries.remove(&key)
+                    && let Some(s) = b.server(address)
                 {
                     s.unanswered = s.unanswered.saturating_add(1);
                     s.since.get_or_insert(since);
@@ -147,6 +150,7 @@ impl RoomTable {
                 self.dp_rank(*room, *rank);
             }
             BootstrapStep::DpRanks(list) => {
+                self.http.bootstraps.answered(key);
                 for (room, rank) in *list {
                     self.dp_rank(*room, *rank);
                 }
@@ -238,7 +242,7 @@ impl RoomTable {
         let floor = self.config.floor;
         let open = std::mem::take(&mut self.http.bootstraps.queries);
         let mut waits: HashMap<SocketAddr, (u32, Mono)> = HashMap::new();
-        for (server, since) in open.values().filter(|(_, since)| now.since(*since) >= floor) {
+        for ((_, server, _), since) in open.iter().filter(|(_, since)| now.since(**since) >= floor) {
             let w = waits.entry(*server).or_insert((0, *since));
             *w = (w.0 + 1, w.1.min(*since));
         }
