@@ -394,7 +394,8 @@ impl<F: FnMut(Input<'_>)> Tell<'_, F> {
             Said::RegisterRank(rank) => ask.what = What::Rank(rank),
             Said::Query(query) => self.bootstrap(ask.n, BootstrapStep::Query(&query)),
             Said::RegisterDpRank(rank) => ask.what = What::DpRank(rank),
-            Said::QueryDpRanks(_) | Said::Nothing => {}
+            Said::QueryDpRanks(_) => self.bootstrap(ask.n, BootstrapStep::DpQuery),
+            Said::Nothing => {}
         }
     }
 

@@ -151,6 +151,7 @@ pub enum OwnedRequestStep {
 pub enum OwnedBootstrapStep {
     Rank(web::RankRegistration),
     Query(web::RouteQuery),
+    DpQuery,
     RankIs(std::net::SocketAddr),
     Topology(web::Topology),
     DpRank {
@@ -231,6 +232,7 @@ impl From<&BootstrapStep<'_>> for OwnedBootstrapStep {
         match *step {
             BootstrapStep::Rank(rank) => Self::Rank(rank.clone()),
             BootstrapStep::Query(query) => Self::Query(*query),
+            BootstrapStep::DpQuery => Self::DpQuery,
             BootstrapStep::RankIs(at) => Self::RankIs(at),
             BootstrapStep::Topology(topology) => Self::Topology(*topology),
             BootstrapStep::DpRank { room, rank } => Self::DpRank { room, rank },
@@ -250,6 +252,7 @@ impl OwnedBootstrapStep {
         take(match self {
             Self::Rank(rank) => BootstrapStep::Rank(rank),
             Self::Query(query) => BootstrapStep::Query(query),
+            Self::DpQuery => BootstrapStep::DpQuery,
             Self::RankIs(at) => BootstrapStep::RankIs(*at),
             Self::Topology(topology) => BootstrapStep::Topology(topology),
             Self::DpRank { room, rank } => BootstrapStep::DpRank { room: *room, rank: *rank },

@@ -358,7 +358,12 @@ impl RoomTable {
             (Some(owes), act) if rooms_now > 1 => {
                 actions::of_cause(class, owes, act.as_ref().unwrap_or(owes), rooms_now)
             }
-            _ => actions,
+            _ => {
+                let mut of_room = actions;
+                let rid = surest.request.as_deref().and_then(|r| r.rid.as_deref());
+                actions::name(&mut of_room, rid);
+                of_room
+            }
         };
         let nobody = Party::default();
         let evidence = evidence.into_iter().take(MAX_EVIDENCE);

@@ -236,6 +236,8 @@ pub enum BootstrapStep<'a> {
     Rank(&'a web::RankRegistration),
     /// Decode asks.
     Query(&'a web::RouteQuery),
+    /// Decode asks which DP ranks have its rooms (`/query_dp_ranks`).
+    DpQuery,
     /// It was told where a rank is.
     RankIs(SocketAddr),
     /// It was told the topology.

@@ -16,7 +16,11 @@ impl RoomTable {
     pub(crate) fn state(&mut self, at: Mono, c: &Connection, change: &StateChange, out: &mut Vec<Event>) {
         match (change.old, change.new) {
             (old, TcpState::Established) => self.established(c, old),
-            (TcpState::Listen, TcpState::Close) => self.listener_closed(at, c),
+            (_, TcpState::Listen) => self.listens(at, c, true),
+            (TcpState::Listen, TcpState::Close) => {
+                self.listens(at, c, false);
+                self.listener_closed(at, c);
+            }
             (TcpState::SynSent, TcpState::Close) => self.refused(at, c, change.error),
             (_, new) => self.ending(at, c, new, change, out),
         }

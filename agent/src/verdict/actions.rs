@@ -59,7 +59,8 @@ pub(crate) fn of_cause(class: Class, owes: &Party, act: &Party, rooms: u32) -> V
     list
 }
 
-/// What to do about a finding that has no pinned room.
+/// What to do about a finding that has no pinned room. What searches an operator's own logs comes last: it clears nothing,
+/// and only the operator knows where they are.
 pub(crate) fn of_finding(class: Class, engine: &Party) -> Vec<Action> {
     let restarts = restart(engine);
     match class {
@@ -70,18 +71,14 @@ pub(crate) fn of_finding(class: Class, engine: &Party) -> Vec<Action> {
         ],
         Class::GaugeUnexplained => vec![look_at_loads(engine), restarts],
         Class::AbortUnanswered => vec![
+            look_at_setting(engine),
+            restarts,
             look(
                 "grep -F 'Deferred KV release for room' DECODE_LOG".to_owned(),
                 "shows at decode how many releases of KV pages ran into their 30 s",
             ),
-            look_at_setting(engine),
-            restarts,
         ],
         Class::SessionBlacklisted => vec![
-            look(
-                "grep -E 'Session .+ failed' PREFILL_LOG".to_owned(),
-                "shows the write whose failure put the session on prefill's list",
-            ),
             Action {
                 command: "kill -TERM PID_OF_DECODE_RANK   # of that session".to_owned(),
                 effect: "its supervisor starts that decode engine again, which then registers anew: that takes it off the \
@@ -91,6 +88,10 @@ pub(crate) fn of_finding(class: Class, engine: &Party) -> Vec<Action> {
                 clears: true,
             },
             restarts,
+            look(
+                "grep -E 'Session .+ failed' PREFILL_LOG".to_owned(),
+                "shows the write whose failure put the session on prefill's list",
+            ),
         ],
         Class::ThreadDied | Class::EngineStalled => vec![look_at_threads(engine), restarts],
         Class::EnginePaused => vec![Action {
@@ -125,16 +126,21 @@ pub(crate) fn of_finding(class: Class, engine: &Party) -> Vec<Action> {
     }
 }
 
-/// Puts the request id that was seen into the commands, and leaves out how to find it. One that cannot be written down
-/// safely stays out.
+/// Puts the request id that was seen into the commands of a room's verdict.
 pub(crate) fn name_request(room: &mut RoomSnapshot) {
     let rid = room.request.as_ref().and_then(|r| r.rid.as_deref());
+    if let Some(verdict) = room.verdict.as_deref_mut() {
+        name(&mut verdict.actions, rid);
+    }
+}
+
+/// Puts a request id into commands, and leaves out how to find it. One that cannot be written down safely stays out.
+pub(crate) fn name(actions: &mut Vec<Action>, rid: Option<&str>) {
     let Some(rid) = rid.filter(|r| !r.is_empty() && r.bytes().all(|b| b.is_ascii_graphic())) else { return };
     // JSON within single quotes of a shell.
     let rid = rid.replace('\\', "\\\\").replace('"', "\\\"").replace('\'', r"'\''");
-    let Some(verdict) = room.verdict.as_deref_mut() else { return };
-    verdict.actions.retain(|a| !a.command.starts_with(FIND));
-    for action in &mut verdict.actions {
+    actions.retain(|a| !a.command.starts_with(FIND));
+    for action in actions {
         action.command = action.command.replace(RID, &rid);
     }
 }
@@ -373,6 +379,16 @@ mod tests {
         }
         for class in Class::ALL.into_iter().filter(|c| !c.finds()) {
             assert!(all_of_findings().iter().all(|(c, _)| *c != class), "{}", class.label());
+        }
+    }
+
+    #[test]
+    fn what_searches_logs_comes_after_what_helps() {
+        for class in Class::ALL {
+            let list = of_finding(class, &party(true));
+            let first = list.iter().position(|a| a.command.contains("_LOG")).unwrap_or(list.len());
+            assert!(first > 0 || list.is_empty(), "{}: {:?}", class.label(), list[0]);
+            assert!(list[first..].iter().all(|a| !a.clears), "{}", class.label());
         }
     }
 

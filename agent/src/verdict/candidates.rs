@@ -78,7 +78,7 @@ fn silent_prefill(f: &Facts) -> Vec<Candidate> {
         reading(Class::PeerNotTold, &["M11", "M37"], None, REQUEST),
         reading(Class::Queued, &[], P, LOADS),
     ];
-    if !f.decode_reached {
+    if !f.decode_reached || f.refused.is_some() {
         list.push(reading(
             Class::StatusLost,
             &["M22", "M23"],

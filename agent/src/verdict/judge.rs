@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::event::{Mono, SECOND};
 use crate::rooms::model::{Completeness, Phase, Role};
 use crate::sglang::message::{Backend, Kind, Release, Releases};
-use crate::verdict::facts::{AbortFact, Dummies, Facts, Sent};
+use crate::verdict::facts::{AbortFact, Dummies, Facts, LostFact, Sent};
 use crate::verdict::judge_requests;
 use crate::verdict::judge_threads;
 use crate::verdict::model::{Class, Confidence, EndsByItself};
@@ -252,13 +252,28 @@ fn transport(f: &Facts) -> Option<Judgement> {
         return None;
     }
     let lost = Draft::new(Class::StatusLost, Confidence::Likely, Who::Prefill, Some(Kind::Status));
-    if let Some((at, _)) = f.refused.filter(|(at, _)| *at >= f.opened_at) {
+    if let Some(at) = unreachable(f) {
         return Some(lost.act_on(Who::Decode).ends(waiting_timer(f)).since(at).done(f));
     }
     if let Sent::Waiting { .. } = f.status_sent {
         return Some(lost.act_on(Who::Decode).ends(waiting_timer(f)).done(f));
     }
     None
+}
+
+/// When the endpoint that waits for a STATUS last refused the connect that was to bring it.
+fn unreachable(f: &Facts) -> Option<Mono> {
+    let (at, _) = f.refused.filter(|(at, _)| *at >= f.opened_at)?;
+    // Nobody is left who waits: `lost_peer`. Where its port alone is closed, the process may live.
+    let before_pin = |at: Mono| at >= f.opened_at && f.pinned_since.is_none_or(|p| at < p);
+    let went = |l: LostFact| l.at <= at && before_pin(l.at) && (l.exit.is_some() || !l.listener);
+    if f.decode_lost.is_some_and(went) {
+        return None;
+    }
+    // An endpoint that was reached before may be again by the time that prefill has a STATUS for it (libzmq reconnects
+    // up to 0.5.13).
+    let told = !f.told.is_empty() || !matches!(f.status_sent, Sent::Unknown);
+    (told || !f.decode_reached).then_some(at)
 }
 
 /// A peer that went while the room was open, before it was pinned for another cause.

@@ -41,6 +41,7 @@ pub(crate) fn bootstrap(server: bool, n: u64, step: &BootstrapStep<'_>) -> Strin
         BootstrapStep::Rank(r) => format!("rank {:?}:{:?} tp {:?}", r.ip, r.port, r.tp_rank),
         BootstrapStep::Query(q) if q.asks_topology() => "query topology".to_owned(),
         BootstrapStep::Query(q) => format!("query tp {:?}", q.tp_rank),
+        BootstrapStep::DpQuery => "query dp ranks".to_owned(),
         BootstrapStep::RankIs(at) => format!("rank is {at}"),
         BootstrapStep::Topology(t) => format!("topology dp {:?}", t.dp_size),
         BootstrapStep::DpRank { room, rank } => format!("dp rank {room}={rank}"),
@@ -405,11 +406,26 @@ fn a_rank_registers_and_is_asked_for() {
     assert_eq!(rig.web(), ["s5 bootstrap dp rank 7=1"]);
     rig.ask(&post("/query_dp_ranks", r#"{"bootstrap_rooms":[7]}"#));
     rig.send(&answer(200, r#"{"7":1}"#));
-    assert_eq!(rig.web(), ["s6 bootstrap dp ranks [(7, 1)]"]);
+    assert_eq!(rig.web(), ["s6 bootstrap query dp ranks", "s6 bootstrap dp ranks [(7, 1)]"]);
     rig.ask(&with_head(query, "", ""));
     rig.web();
     rig.close(TcpState::Established, 104);
     assert_eq!(rig.web(), ["s7 bootstrap hung up Client"]);
+}
+
+#[test]
+fn a_query_for_dp_ranks_is_told_at_both_ends_and_so_is_a_hang_up_instead_of_its_answer() {
+    let query = post("/query_dp_ranks", r#"{"bootstrap_rooms":[7]}"#);
+    let mut rig = server();
+    rig.ask(&query);
+    assert_eq!(rig.web(), ["s0 bootstrap query dp ranks"]);
+    rig.close(TcpState::Established, 104);
+    assert_eq!(rig.web(), ["s0 bootstrap hung up Client"]);
+    let mut rig = client();
+    rig.send(&query);
+    assert_eq!(rig.web(), ["c0 bootstrap query dp ranks"]);
+    rig.receive(&answer(200, "{}"));
+    assert_eq!(rig.web(), ["c0 bootstrap dp ranks []"]);
 }
 
 #[test]

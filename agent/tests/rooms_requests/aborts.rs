@@ -23,6 +23,10 @@ fn an_open_request_makes_an_abort_without_metadata_likely() {
         // The request id is known, and the port.
         assert!(v.actions[0].command.contains("10.0.0.1:30000/abort_request"), "{:?}", v.actions[0]);
         assert!(v.actions[0].command.contains(r#"{"rid":"r-1"}"#), "{:?}", v.actions[0]);
+        // The finding of this one room says the same.
+        let findings = w.table.findings();
+        let of_room = findings.iter().find(|f| f.group == v.group).unwrap();
+        assert_eq!(of_room.actions, v.actions);
     }
 }
 

@@ -1,7 +1,8 @@
 //! What bootstrap servers tell.
 
+use roomtrace::event::{Sequence, StateChange, TcpState};
 use roomtrace::http::event::{RankRegistration, RouteQuery, Side, Topology};
-use roomtrace::rooms::model::{BootstrapStep, Outcome};
+use roomtrace::rooms::model::{BootstrapStep, Input, Outcome};
 use roomtrace::sglang::message::KvPoll;
 use roomtrace::verdict::model::{Class, Confidence};
 
@@ -45,9 +46,21 @@ fn register(w: &mut Web, tp: u32, size: u32) {
     w.boot(c, true, 0, BootstrapStep::Rank(&rank));
 }
 
+/// The bootstrap server begins to listen, or ends.
+fn listens(w: &mut Web, begins: bool) {
+    let mut connection = w.connection("0.0.0.0:8998".parse().unwrap(), true, None);
+    connection.addresses.peer = "0.0.0.0:0".parse().unwrap();
+    let (closed, open) = (TcpState::Close, TcpState::Listen);
+    let (old, new) = if begins { (closed, open) } else { (open, closed) };
+    let change = StateChange { old, new, error: 0, sequence: Sequence::default() };
+    let at = w.at();
+    w.input(&Input::State { at, connection, change });
+}
+
 #[test]
 fn a_rank_that_never_registers_is_named() {
     let mut w = Web::new(Sees::Prefill);
+    listens(&mut w, true);
     w.to(30_000);
     for tp in [0, 1, 3] {
         register(&mut w, tp, 4);
@@ -72,6 +85,42 @@ fn an_agent_that_came_in_the_middle_of_it_accuses_no_rank() {
     assert_eq!(w.table.findings(), []);
 }
 
+/// The agent started between two registrations, however long after the first and before the second.
+#[test]
+fn ranks_that_may_have_registered_unseen_are_not_named() {
+    // Its server is older than the agent.
+    let mut w = Web::new(Sees::Prefill);
+    w.to(60_000);
+    register(&mut w, 3, 4);
+    w.to(200_000);
+    assert_eq!(w.table.findings(), []);
+    // So is one that began before the last registration that is known.
+    let mut w = Web::new(Sees::Prefill);
+    listens(&mut w, true);
+    for tp in 0..4 {
+        register(&mut w, tp, 4);
+    }
+    w.to(200_000);
+    register(&mut w, 3, 4);
+    w.to(300_000);
+    assert_eq!(w.table.findings(), []);
+    // A registration was lost sight of.
+    let mut w = Web::new(Sees::Prefill);
+    listens(&mut w, true);
+    register(&mut w, 0, 2);
+    let c = w.connection("10.0.0.1:8998".parse().unwrap(), true, None);
+    w.boot(c, true, 0, BootstrapStep::OutOfSight);
+    w.to(60_000);
+    assert_eq!(w.table.findings(), []);
+    // Started anew, it is seen from its beginning.
+    listens(&mut w, false);
+    listens(&mut w, true);
+    w.to(130_000);
+    register(&mut w, 0, 2);
+    w.to(200_000);
+    assert_eq!(w.table.findings().len(), 1);
+}
+
 #[test]
 fn a_query_without_an_answer_is_a_finding_until_one_is_answered() {
     for ends in [false, true] {
@@ -93,6 +142,40 @@ fn a_query_without_an_answer_is_a_finding_until_one_is_answered() {
         w.boot(c, false, 0, BootstrapStep::RankIs(prefill(0).endpoint));
         w.wait(2000);
         assert_eq!(w.table.findings(), []);
+    }
+}
+
+/// M26: POST `/query_dp_ranks`, seen at decode's end, at the server's, and at both on one host.
+#[test]
+fn a_query_for_dp_ranks_without_an_answer_is_a_finding_too() {
+    let at = "10.0.0.1:8998".parse().unwrap();
+    for (ends, hangs_up) in [(1, false), (2, false), (2, true)] {
+        let mut w = Web::new(Sees::Both);
+        let client = w.connection(at, false, None);
+        let mut server = w.connection(at, true, None);
+        (server.addresses.local, server.addresses.peer) = (client.addresses.peer, client.addresses.local);
+        let both = [(client, false), (server, true)];
+        for (c, here) in both.into_iter().rev().take(ends) {
+            w.boot(c, here, 0, BootstrapStep::DpQuery);
+        }
+        w.wait(5000);
+        assert_eq!(w.table.findings(), [], "it may still be answered");
+        if hangs_up {
+            for (c, here) in both {
+                w.boot(c, here, 0, BootstrapStep::HungUp(Side::Client));
+            }
+        }
+        w.wait(7000);
+        let found = w.table.findings();
+        assert_eq!((found.len(), found[0].class), (1, Class::QueryUnanswered));
+        assert!(found[0].evidence[0].starts_with("1 queries"), "counted once: {:?}", found[0].evidence);
+        let n = u64::from(hangs_up);
+        if hangs_up {
+            w.boot(server, true, n, BootstrapStep::DpQuery);
+        }
+        w.boot(server, true, n, BootstrapStep::DpRanks(&[(ROOM, 1)]));
+        w.wait(2000);
+        assert_eq!(w.table.findings(), [], "one was answered");
     }
 }
 

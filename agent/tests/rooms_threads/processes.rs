@@ -123,6 +123,63 @@ fn a_status_to_a_decode_that_has_ended_is_not_lost() {
     assert_eq!(w.outcomes(ROOM + 1), [Outcome::Unknown]);
 }
 
+/// SGLang up to 0.5.13: libzmq connects anew, again and again, to a port that nobody listens at any more.
+#[test]
+fn connects_to_a_decode_that_has_ended_are_no_lost_status() {
+    for sees in [Sees::Prefill, Sees::Both] {
+        let mut w = world(sees);
+        let (p, d) = (prefill(0), decode(0));
+        w.healthy(1, &d, &p, 20);
+        w.metadata(ROOM, &d, &p);
+        w.to(2000);
+        if sees == Sees::Both {
+            process(&mut w, &d, KILLED);
+        }
+        w.state(&d, &p, Direction::Received, TcpState::Established, TcpState::CloseWait, 0);
+        w.state(&p, &d, Direction::Sent, TcpState::Established, TcpState::CloseWait, 0);
+        for _ in 0..100 {
+            w.wait(100);
+            w.state(&p, &d, Direction::Sent, TcpState::SynSent, TcpState::Close, 111);
+        }
+        let v = w.verdict(ROOM);
+        assert_eq!((v.class, v.confidence), (Class::PeerLost, Confidence::Possible), "{sees:?}");
+        assert_eq!(v.owed_by.as_ref().unwrap().endpoint, Some(d.endpoint));
+        assert!(readings(&v).contains(&Class::StatusLost));
+        w.to(30_000);
+        assert_eq!(w.class(ROOM), Some(Class::PeerLost));
+    }
+}
+
+#[test]
+fn a_refused_connect_to_a_decode_that_lives_and_was_reached_before_is_a_candidate_only() {
+    let mut w = world(Sees::Prefill);
+    let (p, d) = (prefill(0), decode(0));
+    w.healthy(1, &d, &p, 20);
+    w.state(&p, &d, Direction::Sent, TcpState::SynSent, TcpState::Established, 0);
+    w.metadata(ROOM, &d, &p);
+    w.to(2000);
+    w.state(&p, &d, Direction::Sent, TcpState::SynSent, TcpState::Close, 111);
+    w.to(12_000);
+    let v = w.verdict(ROOM);
+    assert_eq!((v.class, v.confidence), (Class::TransferNotConcluded, Confidence::Possible));
+    assert!(readings(&v).contains(&Class::StatusLost), "{:?}", readings(&v));
+}
+
+#[test]
+fn a_status_lost_before_decode_ended_keeps_its_cause() {
+    let mut w = world(Sees::Prefill);
+    let (p, d) = (prefill(0), decode(0));
+    w.metadata(ROOM, &d, &p);
+    let refused = |w: &mut World| w.state(&p, &d, Direction::Sent, TcpState::SynSent, TcpState::Close, 111);
+    refused(&mut w);
+    w.to(12_000);
+    assert_eq!(w.class(ROOM), Some(Class::StatusLost));
+    process(&mut w, &d, KILLED);
+    refused(&mut w);
+    w.to(20_000);
+    assert_eq!(w.class(ROOM), Some(Class::StatusLost));
+}
+
 #[test]
 fn a_restarted_rank_is_a_new_rank() {
     let mut w = world(Sees::Prefill);

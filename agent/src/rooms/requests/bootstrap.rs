@@ -1,10 +1,10 @@
 //! What passes at bootstrap servers: the ranks that registered, and the queries that got no answer.
 //!
 //! Pure: no I/O, no clock (time is an argument). Bounded: [`MAX_SERVERS`] servers, [`MAX_RANKS`] ranks each,
-//! [`MAX_QUERIES`] open queries.
+//! [`MAX_QUERIES`] open queries, [`MAX_LISTENERS`] listeners.
 
 use std::collections::BTreeSet;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use hashbrown::HashMap;
 
@@ -12,7 +12,6 @@ use crate::event::{Mono, SECOND};
 use crate::http::event::{RankRegistration, Side, Topology};
 use crate::rooms::findings::cause;
 use crate::rooms::model::{BootstrapStep, Connection, Event, Role};
-use crate::rooms::requests::legs::RequestKey;
 use crate::rooms::table::RoomTable;
 use crate::verdict::explain::seconds;
 use crate::verdict::model::{Action, Class, Confidence, Finding, Party};
@@ -20,6 +19,8 @@ use crate::verdict::model::{Action, Class, Confidence, Finding, Party};
 const MAX_SERVERS: usize = 256;
 const MAX_RANKS: usize = 4096;
 const MAX_QUERIES: usize = 4096;
+/// Listeners of engines remembered: those that were seen to begin.
+const MAX_LISTENERS: usize = 4096;
 /// Missing ranks named.
 const MAX_NAMED: usize = 8;
 /// Ranks of one engine register within this of each other: each does when its weights are loaded.
@@ -28,14 +29,21 @@ const SETTLED: u64 = 60 * SECOND;
 /// Places of a rank: DP, CP, TP, PP.
 type Place = (u32, u32, u32, u32);
 
+/// A query: its client, the server, and its number on their connection, so one that is seen at both its ends is one.
+type QueryKey = (SocketAddr, SocketAddr, u64);
+
 /// A bootstrap server.
 #[derive(Debug, Default)]
 struct Bootstrap {
     registered: BTreeSet<Place>,
     /// Sizes: DP, CP, TP, PP.
     sizes: Option<Place>,
-    first: Mono,
+    /// When the last rank registered.
     last: Mono,
+    /// The server was seen to begin, after all that had registered before, so nobody registered there unseen.
+    whole: bool,
+    /// When a registration last may have gone unseen.
+    blind: Option<Mono>,
     /// A rank, or the topology, was asked for and refused since.
     refused: Option<(Mono, u16)>,
     told_missing: bool,
@@ -71,8 +79,10 @@ impl Bootstrap {
 #[derive(Debug, Default)]
 pub(super) struct Bootstraps {
     servers: HashMap<SocketAddr, Bootstrap>,
-    /// Queries that wait for their answer: which server, since when.
-    queries: HashMap<RequestKey, (SocketAddr, Mono)>,
+    /// When listeners began, by network namespace and address. Those older than the agent are not among them.
+    listeners: HashMap<(u32, SocketAddr), Mono>,
+    /// Queries that wait for their answer, since when.
+    queries: HashMap<QueryKey, Mono>,
 }
 
 impl Bootstraps {
@@ -83,13 +93,21 @@ impl Bootstraps {
         Some(self.servers.entry(at).or_default())
     }
 
+    /// Since when the server at this address listens, if it was seen to begin.
+    fn listens(&self, netns: u32, at: SocketAddr) -> Option<Mono> {
+        let any = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
+        let addresses = any.map(|ip: IpAddr| SocketAddr::new(ip, at.port())).into_iter().chain([at]);
+        addresses.filter_map(|a| self.listeners.get(&(netns, a)).copied()).max()
+    }
+
     /// A query got an answer.
-    fn answered(&mut self, key: RequestKey) -> Option<SocketAddr> {
-        let (server, _) = self.queries.remove(&key)?;
-        if let Some(b) = self.servers.get_mut(&server) {
+    fn answered(&mut self, key: QueryKey) {
+        if self.queries.remove(&key).is_none() {
+            return;
+        }
+        if let Some(b) = self.servers.get_mut(&key.1) {
             (b.unanswered, b.since, b.hung_up) = (0, None, None);
         }
-        Some(server)
     }
 }
 
@@ -105,14 +123,14 @@ impl RoomTable {
         out: &mut Vec<Event>,
     ) {
         let a = &connection.addresses;
-        let address = if server { a.local } else { a.peer };
-        let key = (connection.socket, n);
+        let (client, address) = if server { (a.peer, a.local) } else { (a.local, a.peer) };
+        let key = (client, address, n);
         match step {
             BootstrapStep::Rank(r) => self.rank_registered(at, connection, address, server, r),
-            BootstrapStep::Query(_) => {
+            BootstrapStep::Query(_) | BootstrapStep::DpQuery => {
                 let b = &mut self.http.bootstraps;
-                if b.queries.len() < MAX_QUERIES {
-                    b.queries.insert(key, (address, at));
+                if b.queries.len() < MAX_QUERIES || b.queries.contains_key(&key) {
+                    b.queries.entry(key).or_insert(at);
                 } else {
                     self.tally.turned_away.requests += 1;
                 }
@@ -132,8 +150,8 @@ impl RoomTable {
             }
             BootstrapStep::HungUp(by) => {
                 let b = &mut self.http.bootstraps;
-                if let Some((server, since)) = b.queries.remove(&key)
-                    && let Some(s) = b.server(server)
+                if let Some(since) = b.queries.remove(&key)
+                    && let Some(s) = b.server(address)
                 {
                     s.unanswered = s.unanswered.saturating_add(1);
                     s.since.get_or_insert(since);
@@ -141,18 +159,35 @@ impl RoomTable {
                 }
             }
             BootstrapStep::OutOfSight => {
-                self.http.bootstraps.queries.remove(&key);
+                let b = &mut self.http.bootstraps;
+                if b.queries.remove(&key).is_none()
+                    && server
+                    && let Some(b) = b.server(address)
+                {
+                    (b.blind, b.whole) = (Some(at), false);
+                }
             }
             BootstrapStep::DpRank { room, rank } => {
                 self.dp_rank(*room, *rank);
             }
             BootstrapStep::DpRanks(list) => {
+                self.http.bootstraps.answered(key);
                 for (room, rank) in *list {
                     self.dp_rank(*room, *rank);
                 }
             }
         }
         let _ = out;
+    }
+
+    /// An engine listens from now on, or does so no longer.
+    pub(crate) fn listens(&mut self, at: Mono, c: &Connection, begins: bool) {
+        let (listeners, key) = (&mut self.http.bootstraps.listeners, (c.netns, c.addresses.local));
+        if !begins {
+            listeners.remove(&key);
+        } else if listeners.len() < MAX_LISTENERS || listeners.contains_key(&key) {
+            listeners.insert(key, at);
+        }
     }
 
     /// The DP rank of prefill that has a room.
@@ -184,6 +219,7 @@ impl RoomTable {
         if !server {
             return;
         }
+        let listens = self.http.bootstraps.listens(netns, address);
         let Some(b) = self.http.bootstraps.server(address) else { return };
         let one = |n: Option<u32>| n.unwrap_or(1).max(1);
         let whole = r.system_dp_size.is_some_and(|n| n > 1);
@@ -193,13 +229,15 @@ impl RoomTable {
         let here = (place(dp), place(r.cp_rank), place(r.tp_rank), place(r.pp_rank));
         // A rank that registers again has been started again, and so have the others; another size is another engine.
         if b.sizes != Some(sizes) || (b.registered.contains(&here) && at.since(b.last) >= SETTLED) {
+            let nobody_before = |l: Mono| l > b.last && b.blind.is_none_or(|blind| l > blind);
             *b = Bootstrap {
+                whole: listens.is_some_and(nobody_before),
+                blind: b.blind,
+                sizes: Some(sizes),
                 told_missing: b.told_missing,
                 told_unanswered: b.told_unanswered,
                 ..Bootstrap::default()
             };
-            b.sizes = Some(sizes);
-            b.first = at;
         }
         b.last = at;
         if b.registered.len() < MAX_RANKS {
@@ -238,7 +276,7 @@ impl RoomTable {
         let floor = self.config.floor;
         let open = std::mem::take(&mut self.http.bootstraps.queries);
         let mut waits: HashMap<SocketAddr, (u32, Mono)> = HashMap::new();
-        for (server, since) in open.values().filter(|(_, since)| now.since(*since) >= floor) {
+        for ((_, server, _), since) in open.iter().filter(|(_, since)| now.since(**since) >= floor) {
             let w = waits.entry(*server).or_insert((0, *since));
             *w = (w.0 + 1, w.1.min(*since));
         }
@@ -246,12 +284,10 @@ impl RoomTable {
         for server in waits.keys() {
             self.http.bootstraps.server(*server);
         }
-        let started = self.started.unwrap_or_default();
         let (mut raised, mut lowered) = (Vec::new(), Vec::new());
         for (address, b) in &mut self.http.bootstraps.servers {
             // An agent that came in the middle of it has missed those before.
-            let whole = b.first.since(started) >= floor;
-            if whole && b.missing() > 0 && now.since(b.last) >= floor && !b.told_missing {
+            if b.whole && b.missing() > 0 && now.since(b.last) >= floor && !b.told_missing {
                 b.told_missing = true;
                 raised.push(not_registered(*address, b, now));
             }
