@@ -13,7 +13,6 @@
 #[path = "support/nvml.rs"]
 mod nvml;
 #[path = "support/wire.rs"]
-#[allow(dead_code, reason = "shared")]
 mod wire;
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};

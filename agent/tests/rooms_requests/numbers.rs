@@ -28,9 +28,13 @@ fn rooms_of_one_request_wait_for_each_other() {
     let mut w = Web::new(Sees::Prefill);
     let rooms = [ROOM, ROOM + 1, ROOM + 2];
     let key = w.ask_for(Role::Prefill, &rooms, "");
-    rooms.iter().for_each(|room| transfers(&mut w, *room));
+    for room in rooms {
+        transfers(&mut w, room);
+    }
     w.wait(20);
-    rooms[..2].iter().for_each(|room| succeeds(&mut w, *room));
+    for room in &rooms[..2] {
+        succeeds(&mut w, *room);
+    }
     for n in 0..8 {
         w.gauges(Role::Prefill, 1, 0, n);
         w.wait(15_000);

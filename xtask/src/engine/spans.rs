@@ -97,16 +97,14 @@ fn unlike(taken: &str) -> Vec<String> {
     }
     let lost: i64 = balance.values().filter(|n| **n > 0).sum();
     let new: i64 = balance.values().filter(|n| **n < 0).sum();
-    let mut wrong = Vec::new();
-    if (lost, new) != (0, 0) {
-        wrong.push(format!(
-            "of {went_in} requests with spans {came_out} were handed on: {lost} not or not as they came, {} of another content",
-            -new
-        ));
-    } else {
+    if (lost, new) == (0, 0) {
         eprintln!("   {went_in} requests with spans were handed on byte for byte");
+        return Vec::new();
     }
-    wrong
+    vec![format!(
+        "of {went_in} requests with spans {came_out} were handed on: {lost} not or not as they came, {} of another content",
+        -new
+    )]
 }
 
 /// What the agent's traces say of the servers' requests of one room, by their role.

@@ -266,12 +266,12 @@ impl Rank {
 
     /// Waits until a scripted room has come to a state here.
     pub(crate) fn comes_to(&mut self, room: u64, state: KvPoll) -> bool {
-        self.wait(Duration::from_secs(60), |rank| rank.statuses.get(&room) == Some(&state))
+        self.wait(Duration::from_mins(1), |rank| rank.statuses.get(&room) == Some(&state))
     }
 
     /// Waits until ABORT for a room has been sent.
     pub(crate) fn has_aborted(&mut self, room: u64) -> bool {
-        self.wait(Duration::from_secs(60), |rank| rank.aborts.contains(&room))
+        self.wait(Duration::from_mins(1), |rank| rank.aborts.contains(&room))
     }
 
     /// Has the rank tell all its rooms.
