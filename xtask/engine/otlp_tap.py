@@ -21,7 +21,9 @@ class Taker(grpc.GenericRpcHandler):
     def __init__(self, where, out, lock, onward=None):
         self.where, self.out, self.lock = where, out, lock
         same = lambda b: b
-        self.onward = onward and grpc.insecure_channel(onward).unary_unary(
+        # An agent that comes later is found at once: by default a channel waits up to two minutes between attempts.
+        at_once = [("grpc.initial_reconnect_backoff_ms", 200), ("grpc.max_reconnect_backoff_ms", 500)]
+        self.onward = onward and grpc.insecure_channel(onward, at_once).unary_unary(
             METHOD, request_serializer=same, response_deserializer=same)
 
     def service(self, details):

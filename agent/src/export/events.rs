@@ -4,7 +4,7 @@
 //! hits, one message a minute, and nothing else.
 
 use std::fs::OpenOptions;
-use std::io::{self, Write};
+use std::io::{self, Read as _, Seek as _, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -62,16 +62,18 @@ impl<T: Send + 'static> Lines<T> {
         render: impl FnMut(T, &mut Vec<u8>) + Send + 'static,
     ) -> Result<Self, OpenError> {
         let failed = |source| OpenError { path: path.to_owned(), source };
-        let sink: Box<dyn Write + Send> = if path.as_os_str() == "-" {
-            Box::new(io::stdout())
+        let (sink, torn): (Box<dyn Write + Send>, bool) = if path.as_os_str() == "-" {
+            (Box::new(io::stdout()), false)
         } else {
-            Box::new(OpenOptions::new().create(true).append(true).open(path).map_err(failed)?)
+            let file = OpenOptions::new().create(true).append(true).open(path).map_err(failed)?;
+            (Box::new(file), is_torn(path))
         };
-        Self::start(sink, path, signal, counters, Box::new(render)).map_err(failed)
+        Self::start(sink, torn, path, signal, counters, Box::new(render)).map_err(failed)
     }
 
     fn start(
         sink: Box<dyn Write + Send>,
+        torn: bool,
         path: &Path,
         signal: Signal,
         counters: Arc<Counters>,
@@ -91,7 +93,7 @@ impl<T: Send + 'static> Lines<T> {
             signal,
             counters: Arc::clone(&counters),
             complaint: Complaint::default(),
-            torn: false,
+            torn,
             closed: false,
         };
         thread::Builder::new().name(format!("write-{}", signal.label())).spawn(move || {
@@ -152,6 +154,22 @@ struct Writer<T> {
     torn: bool,
     /// The reader has gone: nothing will ever be read again.
     closed: bool,
+}
+
+/// Whether a file ends inside a line: an agent before was killed while it wrote. What cannot be read again is taken as whole.
+fn is_torn(path: &Path) -> bool {
+    let last = || -> io::Result<u8> {
+        let mut byte = [0];
+        // Of a pipe there is no end to read.
+        if !std::fs::metadata(path)?.is_file() {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        let mut file = std::fs::File::open(path)?;
+        file.seek(SeekFrom::End(-1))?;
+        file.read_exact(&mut byte)?;
+        Ok(byte[0])
+    };
+    last().is_ok_and(|byte| byte != b'\n')
 }
 
 impl<T> Writer<T> {
@@ -256,12 +274,26 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_line_that_an_agent_before_could_not_end_stays_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("events");
+        for (before, then) in [("{\"cut", "{\"cut\na\n"), ("whole\n", "whole\na\n"), ("", "a\n")] {
+            std::fs::write(&path, before).unwrap();
+            let render = |s: &str, to: &mut Vec<u8>| to.extend_from_slice(s.as_bytes());
+            let lines = Lines::open(&path, Signal::Events, Arc::default(), render).unwrap();
+            lines.try_write("a\n", true);
+            lines.close(Duration::from_mins(1));
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), then);
+        }
+    }
+
     fn lines(script: &Script) -> (Lines<&'static str>, Arc<Counters>) {
         let counters = Arc::new(Counters::default());
         let render: Render<&'static str> = Box::new(|s, to| to.extend_from_slice(s.as_bytes()));
         let sink = Box::new(Scripted(Arc::clone(script)));
         let lines =
-            Lines::start(sink, Path::new("x"), Signal::Events, Arc::clone(&counters), render).unwrap();
+            Lines::start(sink, false, Path::new("x"), Signal::Events, Arc::clone(&counters), render).unwrap();
         (lines, counters)
     }
 
@@ -327,7 +359,7 @@ mod tests {
         let render: Render<u8> = Box::new(|_, to| to.extend_from_slice(b"x\n"));
         let sink = Box::new(Stuck(stuck));
         let lines =
-            Lines::start(sink, Path::new("x"), Signal::Events, Arc::clone(&counters), render).unwrap();
+            Lines::start(sink, false, Path::new("x"), Signal::Events, Arc::clone(&counters), render).unwrap();
         for _ in 0..WAITING * 2 {
             lines.try_write(0, false);
         }
