@@ -75,7 +75,7 @@ impl RoomTable {
             told,
             untold,
             ambiguous: self.ambiguous(room),
-            others: self.passed(room, subject, prefill, self.others(subject, prefill)),
+            others: Others { passed: self.passed(room, subject), ..self.others(subject, prefill) },
             foreign: self.peers.get(prefill).and_then(|e| e.foreign).as_ref().map(ForeignFact::of),
             metadata_sent: subject.map_or(Sent::Unknown, |l| self.metadata_sent(l)),
             status_sent: room
@@ -231,20 +231,15 @@ impl RoomTable {
         o
     }
 
-    /// How many rooms of the session, and of the rank, with at least as many pages, were asked for and concluded since the
-    /// engine said that nothing waits in it, this room's request and METADATA being there long before.
-    fn passed(&self, room: &Room, subject: Option<&Link>, prefill: EndpointId, o: Others) -> Others {
-        let Some(l) = subject else { return o };
+    /// How many rooms of the session, with at least as many pages, were asked for and concluded since the engine said that
+    /// nothing waits in it, this room's request and METADATA being there long before.
+    fn passed(&self, room: &Room, subject: Option<&Link>) -> u32 {
+        let Some(l) = subject else { return 0 };
         let there = room.leg(Role::Prefill).map_or(l.asked_at(), |leg| l.asked_at().max(leg.seen.begun));
         // By then what its server had to do before its scheduler got it is done.
         let clear = self.nothing_waited(room, there.plus(self.config.floor));
-        let Some(clear) = clear else { return o };
-        let (pair, rank) = (self.peers.pair_of(l.pair), self.peers.prefill(prefill));
-        Others {
-            passed: pair.map_or(0, |p| p.answers.recent.overtook(clear, l.pages)),
-            passed_at_rank: rank.map_or(0, |p| p.answers.recent.overtook(clear, l.pages)),
-            ..o
-        }
+        let (Some(clear), Some(p)) = (clear, self.peers.pair_of(l.pair)) else { return 0 };
+        p.answers.recent.overtook(clear, l.pages)
     }
 
     fn metadata_sent(&self, l: &Link) -> Sent {

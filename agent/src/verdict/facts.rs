@@ -63,8 +63,6 @@ pub(crate) struct Others {
     pub(crate) as_long_at_rank: u32,
     /// Of `overtaken`, those asked for after prefill's engine had said that nothing waits in it, this room among it.
     pub(crate) passed: u32,
-    /// The same over all sessions of the rank.
-    pub(crate) passed_at_rank: u32,
     /// Last time a room of the same session with earlier METADATA concluded.
     pub(crate) drained: Option<Mono>,
     /// The same over all sessions of the rank.

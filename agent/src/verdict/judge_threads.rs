@@ -7,8 +7,8 @@ use crate::rooms::model::{Phase, Role};
 use crate::sglang::message::{Backend, Kind, Release};
 use crate::verdict::facts::{AgainFact, Facts, LostFact, Sent, ThreadFact, UnreadFact, Was};
 use crate::verdict::judge::{
-    Draft, Judgement, OVERTAKEN, SILENT_RANK, SILENT_SESSION, Who, bootstrap_applies, bootstrap_timer,
-    queued, separate, waiting_timer,
+    Draft, Judgement, SILENT_RANK, SILENT_SESSION, Who, bootstrap_applies, bootstrap_timer, queued, separate,
+    waiting_timer,
 };
 use crate::verdict::model::{Class, Confidence};
 
@@ -119,8 +119,7 @@ fn dead_thread(f: &Facts) -> Option<Judgement> {
             let class = if asked_before || disagree { Class::TransferWorkerSilent } else { separate(f) };
             // Of a room that came after it, and alone, it cannot be told whether it is just long.
             let alone = !asked_before && !disagree && o.silent_at_rank < SILENT_SESSION;
-            let doubtful = alone || (busy(f) && !disagree);
-            (class, if doubtful { Confidence::Possible } else { Confidence::Likely })
+            (class, if alone { Confidence::Possible } else { Confidence::Likely })
         }
     };
     // What a dead reader does not hear, ABORT included, only prefill's own timer ends.
@@ -129,14 +128,6 @@ fn dead_thread(f: &Facts) -> Option<Judgement> {
     let j = Draft::new(class, confidence, Who::Prefill, Some(Kind::Status)).ends(ends);
     // One thread is one cause, whatever its end is called in each room.
     Some(Judgement { group: t.group, ..j.done(f) })
-}
-
-/// Whether by prefill's own numbers something waits there or is computed, so that a room which is silent may be that. Excluded
-/// where at a moment nothing waited, and rooms as long that were asked for since are done: this one is being handed over.
-fn busy(f: &Facts) -> bool {
-    let [waiting, _] = f.request.waiting;
-    let works = waiting.is_some_and(|n| n > 0) || f.engine_idle == Some(false);
-    works && f.others.passed_at_rank < OVERTAKEN
 }
 
 /// How sure it is that a session's worker is dead.
@@ -148,8 +139,6 @@ fn worker(f: &Facts, t: ThreadFact, disagree: bool) -> Confidence {
     let as_long = o.as_long_at_rank > 0;
     match t.was {
         _ if disagree => Confidence::Certain,
-        // Of many threads one ended, and the session's rooms may only queue.
-        _ if busy(f) => Confidence::Possible,
         // Others, and asked for later: a queue drains in order.
         Was::Worker { answered: true } => match (several, as_long) {
             (true, true) => Confidence::Certain,

@@ -130,55 +130,6 @@ fn an_abort_of_another_release_or_without_a_dead_thread_kills_nothing() {
     }
 }
 
-// M20
-
-/// Two rooms of one session, then a thread ends, and for 40 s the engine answers what others ask, and says its numbers.
-fn worker_of_an_engine_that_says(waiting: u64, moves: bool) -> Web {
-    let mut w = Web::new(Sees::Prefill);
-    for d in [decode(0), decode(1)] {
-        w.register(&d, &prefill(0));
-    }
-    w.healthy(1, &decode(0), &prefill(0), 20);
-    w.healthy(2, &decode(1), &prefill(0), 20);
-    for room in [ROOM, ROOM + 1] {
-        w.request(Role::Prefill, room);
-        w.metadata(room, &decode(0), &prefill(0));
-    }
-    w.wait(100);
-    let name = Comm::from("sglang::schedul".to_owned());
-    let task = Task { tgid: prefill(0).pid, tid: 24_000, comm: name, cgroup: 0 };
-    let what = TaskChange::Exited { code: 0, process: false };
-    let at = w.at();
-    w.input(&Input::Task(TaskEvent { at, task, name, what }));
-    for n in 10..50 {
-        w.gauges(Role::Prefill, 2, waiting, if moves { n } else { 10 });
-        w.healthy(n, &decode(1), &prefill(0), 1000);
-    }
-    w
-}
-
-#[test]
-fn a_thread_that_ended_in_an_engine_in_which_something_waits_is_no_proof_of_a_dead_worker() {
-    for moves in [true, false] {
-        let w = worker_of_an_engine_that_says(1, moves);
-        for room in [ROOM, ROOM + 1] {
-            w.never_paged(room);
-            let v = w.verdict(room);
-            assert_eq!((v.class, v.confidence), (Class::TransferWorkerSilent, Confidence::Possible));
-        }
-        assert!(found(&w, Class::ThreadDied).is_none());
-    }
-}
-
-#[test]
-fn where_nothing_waited_and_others_passed_or_nothing_is_computed_the_worker_is_dead() {
-    for moves in [true, false] {
-        let w = worker_of_an_engine_that_says(0, moves);
-        let v = w.verdict(ROOM);
-        assert_eq!((v.class, v.confidence), (Class::TransferWorkerSilent, Confidence::Certain), "{moves}");
-    }
-}
-
 // M19, M15
 
 /// Every STATUS has come to decode; its ABORT comes 20 s later.
