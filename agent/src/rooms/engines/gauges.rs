@@ -221,11 +221,15 @@ impl RoomTable {
 
     /// Requests of a prefill engine's queues that no room known here explains, by DP rank where the engine tells them apart.
     fn compared(&self, at: Mono, gauges: &EngineGauges) -> Compared {
+        let (inflight, bootstrap) = (gauges.inflight.unwrap_or(0), gauges.bootstrap.unwrap_or(0));
+        if inflight == 0 && bootstrap == 0 {
+            // Nothing is to be explained, and what was is over: the rooms need not be walked.
+            return Compared::default();
+        }
         let leaves = if gauges.stale { LEAVES_STALE } else { LEAVES };
         let asked =
             self.engines.server(gauges.server).and_then(|e| e.counts.last.as_ref()).map_or(at, |(at, _)| *at);
         let from = Mono(asked.0.min(at.0).saturating_sub(leaves));
-        let (inflight, bootstrap) = (gauges.inflight.unwrap_or(0), gauges.bootstrap.unwrap_or(0));
         let (mut by_rank, mut anywhere): (BTreeMap<u32, u64>, u64) = (BTreeMap::new(), 0);
         // Ended at prefill, if they have; those of which only the delivery is not known yet are open.
         let closed = self.closed.iter().rev().map(|r| (r, r.closed.map(|(at, _)| at)));
