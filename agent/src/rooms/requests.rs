@@ -3,7 +3,7 @@
 //! Pure: no I/O, no clock (time is an argument). Bounded: at most [`MAX_OPEN`] rooms of open requests are followed; what
 //! does not fit is counted, and of its engine nothing is claimed that rests on having seen every request.
 
-mod bootstrap;
+pub(crate) mod bootstrap;
 mod clocks;
 mod ends;
 mod evidence;
@@ -43,7 +43,7 @@ pub(crate) struct Http {
     open: HashMap<RequestKey, Open>,
     /// Rooms in `open`.
     places: usize,
-    bootstraps: Bootstraps,
+    pub(crate) bootstraps: Bootstraps,
     late_aborts: LateAborts,
     next_look: Mono,
 }

@@ -20,6 +20,7 @@ use crate::rooms::model::{Away, Completeness, Connection, EngineProcess, Event, 
 use crate::rooms::peers::{
     Answers, Concluded, DeadReader, Exit, ForeignMark, NONE, Recent, Registered, Source,
 };
+use crate::rooms::requests::bootstrap::SavedBootstrap;
 use crate::rooms::requests::legs::RoomRequest;
 use crate::rooms::room::{Abort, Link, MAX_LINKS, MAX_MARKS, Mark, Room};
 use crate::rooms::slab::{NOT_KEPT, Tomb};
@@ -82,6 +83,9 @@ pub struct SavedRooms {
     /// Their processes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     engine_processes: Vec<EngineProcess>,
+    /// Bootstrap servers with missing ranks.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    bootstraps: Vec<SavedBootstrap>,
     /// What GPUs did.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     gpus: Vec<SavedGpu>,
@@ -307,6 +311,7 @@ impl RoomTable {
         saver.saved.closed = tombs.map(|(room, t)| (room, t.incarnation, t.closed_at)).collect();
         saver.saved.engines = self.engines.save();
         saver.saved.engine_processes = self.engines.save_processes();
+        saver.saved.bootstraps = self.http.bootstraps.save();
         saver.saved.gpus = self.gpus.known.save();
         saver.connections();
         saver.names();
@@ -506,6 +511,7 @@ impl RoomTable {
         let SavedRooms { endpoints, sessions, pairs, connections, rooms, closed, .. } = saved;
         let alive = |pid: u32| survivors.alive.contains(&pid);
         table.engines.restore(saved.engines, &saved.engine_processes, alive);
+        table.http.bootstraps.restore(saved.bootstraps, away);
         table.gpus.known = Gpus::restore(saved.gpus, away.from, alive);
         for (room, incarnation, closed_at) in closed.into_iter().take(MAX_TOMBS) {
             table.numbers.bury(room, Tomb { incarnation, closed_at, heard: false, kept: NOT_KEPT });

@@ -2,7 +2,8 @@
 
 use roomtrace::event::{Sequence, StateChange, TcpState};
 use roomtrace::http::event::{RankRegistration, RouteQuery, Side, Topology};
-use roomtrace::rooms::model::{BootstrapStep, Input, Outcome};
+use roomtrace::rooms::model::{Away, BootstrapStep, Input, Outcome};
+use roomtrace::rooms::{Config, RoomTable, SavedRooms, Survivors};
 use roomtrace::sglang::message::KvPoll;
 use roomtrace::verdict::model::{Class, Confidence};
 
@@ -74,6 +75,45 @@ fn a_rank_that_never_registers_is_named() {
     assert!(found[0].evidence[0].contains("missing: DP0 CP0 TP2 PP0"), "{:?}", found[0].evidence);
     register(&mut w, 2, 4);
     assert_eq!(w.table.findings(), []);
+}
+
+/// Another agent goes on after two seconds in which none looked.
+fn restart(w: &mut Web) {
+    let (from, saved) = (w.at(), serde_json::to_string(&w.table.save()).unwrap());
+    let saved: SavedRooms = serde_json::from_str(&saved).unwrap();
+    w.wait(2000);
+    let (to, survivors) = (w.at(), Survivors::default());
+    w.table = RoomTable::restore(Config::default(), saved, Away { from, to }, &survivors);
+    let World { table, out, .. } = &mut w.world;
+    table.returned(|_| true, &[], to, out);
+}
+
+/// One that came in its stead goes on saying so, with the reserve that the rank may have registered meanwhile.
+#[test]
+fn a_missing_rank_is_still_named_after_a_restart() {
+    for ends_by_topology in [false, true] {
+        let mut w = Web::new(Sees::Prefill);
+        listens(&mut w, true);
+        w.to(30_000);
+        register(&mut w, 0, 2);
+        w.to(100_000);
+        let group = w.table.findings()[0].group;
+        restart(&mut w);
+        w.wait(2000);
+        let found = w.table.findings();
+        assert_eq!((found.len(), found[0].class, found[0].group), (1, Class::RankNotRegistered, group));
+        assert_eq!(found[0].confidence, Confidence::Possible);
+        assert!(found[0].evidence.iter().any(|e| e.contains("no agent looked for 2")), "{found:?}");
+        if ends_by_topology {
+            let c = w.connection("10.0.0.1:8998".parse().unwrap(), true, None);
+            let t = Topology { follows_room: Some(true), ..Topology::default() };
+            w.boot(c, true, 0, BootstrapStep::Topology(&t));
+        } else {
+            register(&mut w, 1, 2);
+        }
+        w.wait(60_000);
+        assert_eq!(w.table.findings(), []);
+    }
 }
 
 #[test]

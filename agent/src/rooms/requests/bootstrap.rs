@@ -7,11 +7,12 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use hashbrown::HashMap;
+use serde::{Deserialize, Serialize};
 
 use crate::event::{Mono, SECOND};
 use crate::http::event::{RankRegistration, Side, Topology};
 use crate::rooms::findings::cause;
-use crate::rooms::model::{BootstrapStep, Connection, Event, Role};
+use crate::rooms::model::{Away, BootstrapStep, Connection, Event, Role};
 use crate::rooms::table::RoomTable;
 use crate::verdict::explain::seconds;
 use crate::verdict::model::{Action, Class, Confidence, Finding, Party};
@@ -21,6 +22,8 @@ const MAX_RANKS: usize = 4096;
 const MAX_QUERIES: usize = 4096;
 /// Listeners of engines remembered: those that were seen to begin.
 const MAX_LISTENERS: usize = 4096;
+/// Servers with missing ranks written down at most.
+const MAX_SAVED: usize = 16;
 /// Missing ranks named.
 const MAX_NAMED: usize = 8;
 /// Ranks of one engine register within this of each other: each does when its weights are loaded.
@@ -44,6 +47,8 @@ struct Bootstrap {
     whole: bool,
     /// When a registration last may have gone unseen.
     blind: Option<Mono>,
+    /// Since the finding was first told, no agent looked for this long.
+    away: Option<Away>,
     /// A rank, or the topology, was asked for and refused since.
     refused: Option<(Mono, u16)>,
     told_missing: bool,
@@ -75,9 +80,20 @@ impl Bootstrap {
     }
 }
 
+/// A bootstrap server of which it was told that ranks are missing, as it goes into the state file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SavedBootstrap {
+    server: SocketAddr,
+    registered: Vec<Place>,
+    sizes: Place,
+    last: Mono,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    refused: Option<(Mono, u16)>,
+}
+
 /// All bootstrap servers.
 #[derive(Debug, Default)]
-pub(super) struct Bootstraps {
+pub(crate) struct Bootstraps {
     servers: HashMap<SocketAddr, Bootstrap>,
     /// When listeners began, by network namespace and address. Those older than the agent are not among them.
     listeners: HashMap<(u32, SocketAddr), Mono>,
@@ -98,6 +114,39 @@ impl Bootstraps {
         let any = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
         let addresses = any.map(|ip: IpAddr| SocketAddr::new(ip, at.port())).into_iter().chain([at]);
         addresses.filter_map(|a| self.listeners.get(&(netns, a)).copied()).max()
+    }
+
+    /// Servers to write down.
+    pub(crate) fn save(&self) -> Vec<SavedBootstrap> {
+        let missing = |(server, b): (&SocketAddr, &Bootstrap)| {
+            Some(SavedBootstrap {
+                server: *server,
+                registered: b.registered.iter().copied().collect(),
+                sizes: b.sizes.filter(|_| b.told_missing)?,
+                last: b.last,
+                refused: b.refused,
+            })
+        };
+        let mut all: Vec<_> = self.servers.iter().filter_map(missing).collect();
+        all.sort_unstable_by_key(|saved| (saved.last, saved.server));
+        all.truncate(MAX_SAVED);
+        all
+    }
+
+    /// Takes back what [`Self::save`] gave. A rank may have registered while no agent looked, which is said.
+    pub(crate) fn restore(&mut self, saved: Vec<SavedBootstrap>, away: Away) {
+        for s in saved.into_iter().take(MAX_SAVED) {
+            let b = Bootstrap {
+                registered: s.registered.into_iter().take(MAX_RANKS).collect(),
+                sizes: Some(s.sizes),
+                last: s.last,
+                refused: s.refused,
+                whole: true,
+                away: Some(away),
+                ..Bootstrap::default()
+            };
+            self.servers.insert(s.server, b);
+        }
     }
 
     /// A query got an answer.
@@ -140,7 +189,7 @@ impl RoomTable {
             }
             BootstrapStep::Topology(t) => {
                 self.http.bootstraps.answered(key);
-                self.topology(connection, address, t);
+                self.topology(at, connection, address, t);
             }
             BootstrapStep::Refused(status) => {
                 self.http.bootstraps.answered(key);
@@ -243,13 +292,27 @@ impl RoomTable {
         if b.registered.len() < MAX_RANKS {
             b.registered.insert(here);
         }
-        if b.told_missing && b.missing() == 0 {
-            b.told_missing = false;
-            self.lower(group(Class::RankNotRegistered, address), at);
+        let missing = b.missing();
+        if missing == 0 {
+            self.all_registered(address, at);
         }
     }
 
-    fn topology(&mut self, connection: &Connection, address: SocketAddr, t: &Topology) {
+    /// No rank is missing at this bootstrap server.
+    fn all_registered(&mut self, address: SocketAddr, at: Mono) {
+        if let Some(b) = self.http.bootstraps.servers.get_mut(&address) {
+            (b.whole, b.away) = (b.whole && b.missing() == 0, None);
+            if std::mem::take(&mut b.told_missing) {
+                self.lower(group(Class::RankNotRegistered, address), at);
+            }
+        }
+    }
+
+    fn topology(&mut self, at: Mono, connection: &Connection, address: SocketAddr, t: &Topology) {
+        // Releases that tell this give no topology before every rank has registered.
+        if t.follows_room.is_some() {
+            self.all_registered(address, at);
+        }
         if let Some(port) = t.http_port {
             self.prefill_serves(SocketAddr::new(address.ip(), port), connection.netns);
         }
@@ -358,7 +421,14 @@ fn not_registered(server: SocketAddr, b: &Bootstrap, now: Mono) -> Finding {
         evidence.push(format!("a decode rank asked for a rank and was answered with {status}"));
     }
     // Loading weights can take one rank longer than another.
-    let sure = b.refused.is_some() || now.since(b.last) >= SETTLED;
+    let mut sure = b.refused.is_some() || now.since(b.last) >= SETTLED;
+    if let Some(away) = b.away {
+        sure = false;
+        evidence.push(format!(
+            "no agent looked for {} s since: a rank that registered then was not seen",
+            seconds(away.to.since(away.from))
+        ));
+    }
     let confidence = if sure { Confidence::Likely } else { Confidence::Possible };
     finding(Class::RankNotRegistered, server, b.last, confidence, evidence)
 }
