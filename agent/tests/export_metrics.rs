@@ -129,3 +129,44 @@ async fn openmetrics_has_exemplars_and_an_end() {
     assert!(bucket.contains("} 1.0 1700000002"), "{bucket}");
     exports.shutdown(Duration::from_mins(1)).await;
 }
+
+/// Labels that a scrape adds.
+const SCRAPED: [&str; 4] = ["cluster", "namespace", "instance", "job"];
+
+/// Words of a PromQL expression that could be names.
+fn words(text: &str) -> impl Iterator<Item = &str> {
+    text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').filter(|w| !w.is_empty())
+}
+
+/// What promtool does not know: whether a series and its labels exist, and whether the runbook has the chapter.
+#[test]
+fn alert_rules_ask_for_series_that_exist() {
+    let read =
+        |file: &str| std::fs::read_to_string(format!("{}/../{file}", env!("CARGO_MANIFEST_DIR"))).unwrap();
+    let (reference, runbook) = (export::metrics::reference(), read("docs/runbook.md"));
+    let rules = read("dashboards/alerts/roomtrace.rules.yaml");
+    let rules: serde_json::Value = serde_saphyr::from_str(&rules).unwrap();
+    let rules = rules["groups"][0]["rules"].as_array().unwrap();
+    assert!(rules.len() > 5);
+    for rule in rules {
+        let (alert, expression) = (rule["alert"].as_str().unwrap(), rule["expr"].as_str().unwrap());
+        let series = words(expression).find(|w| w.starts_with("roomtrace_"));
+        let mut labels: BTreeSet<&str> = SCRAPED.into();
+        if let Some(series) = series {
+            let row = reference.lines().find(|l| l.starts_with(&format!("| `{series}` |")));
+            let row = row.unwrap_or_else(|| panic!("{alert} asks for {series}, which is not served"));
+            labels.extend(row.split('|').nth(4).unwrap().split([',', ' ']));
+        }
+        let by = expression.split_once("by (").map_or("", |(_, rest)| rest.split(')').next().unwrap());
+        let matched = expression.split('{').nth(1).map_or("", |rest| rest.split('}').next().unwrap());
+        let matched = matched.split(',').filter_map(|m| words(m).next());
+        let told = rule["annotations"].as_object().unwrap().values().filter_map(|v| v.as_str());
+        let told = told.flat_map(|t| t.split("$labels.").skip(1)).filter_map(|t| words(t).next());
+        for label in words(by).chain(matched).chain(told) {
+            assert!(labels.contains(label), "{alert}: {series:?} has no label {label}");
+        }
+        let chapter = rule["annotations"]["runbook_url"].as_str().unwrap().split_once('#').unwrap().1;
+        assert_eq!(chapter, alert.to_lowercase());
+        assert!(runbook.contains(&format!("## {alert}\n")), "docs/runbook.md has no chapter {alert}");
+    }
+}

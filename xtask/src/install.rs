@@ -100,6 +100,33 @@ pub(crate) fn debian(packages: &[&str]) -> Result<()> {
     })
 }
 
+/// A file of a Debian package that is not to be installed, because it would start a service. Kept in the cache.
+pub(crate) fn from_debian(package: &str, file: &str) -> Result<PathBuf> {
+    let dir = cache()?.join("tools").join(package);
+    let program = dir.join(file);
+    if !program.exists() {
+        eprintln!("fetching {file} of the Debian package {package} (once)");
+        std::fs::create_dir_all(&dir).with_context(|| format!("create {}", dir.display()))?;
+        let fetch = || run(Command::new("apt-get").args(["-q", "download", package]).current_dir(&dir));
+        // The lists of packages may be missing, or older than what is served.
+        if fetch().is_err() {
+            run(Command::new("apt-get").args(["-q", "update"]))?;
+            fetch()?;
+        }
+        for entry in std::fs::read_dir(&dir)? {
+            let archive = entry?.path();
+            if archive.extension().is_some_and(|e| e == "deb") {
+                run(Command::new("dpkg-deb").arg("-x").arg(&archive).arg(&dir))?;
+                std::fs::remove_file(&archive)?;
+            }
+        }
+    }
+    if !program.exists() {
+        bail!("the Debian package {package} has no {file}");
+    }
+    Ok(program)
+}
+
 /// A program from crates.io, built once into the cache and kept; rebuilt when `version` changes.
 pub(crate) fn cargo_tool(name: &str, version: &str, extra: &[&str]) -> Result<PathBuf> {
     let tools = cache()?.join("tools");

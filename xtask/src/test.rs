@@ -33,6 +33,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         step("kernel object: rebuild and compare with the checked-in one");
         ebpf::run(&ebpf::Args { check: true })?;
     }
+    step("alert rules");
+    alert_rules()?;
     step("tests");
     let mut skipped = cargo_test(&["test", "--workspace", "--no-fail-fast"])?;
     if !args.quick {
@@ -51,6 +53,18 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         }
     }
     eprintln!("\nall tests passed{}", if skipped.is_empty() { "" } else { ", except those named above" });
+    Ok(())
+}
+
+/// Prometheus' own tool reads the alert rules and runs their unit tests.
+fn alert_rules() -> Result<()> {
+    let promtool = install::from_debian("prometheus", "usr/bin/promtool")?;
+    let dir = install::root().join("dashboards/alerts");
+    for arguments in
+        [["check", "rules", "roomtrace.rules.yaml"], ["test", "rules", "roomtrace.rules.test.yaml"]]
+    {
+        install::run(Command::new(&promtool).args(arguments).current_dir(&dir))?;
+    }
     Ok(())
 }
 
