@@ -93,7 +93,7 @@ impl Agent {
     pub(crate) fn get(&self, path: &str) -> Result<String> {
         let end = Instant::now() + PATIENCE;
         loop {
-            let (head, body) = self.ask(path)?;
+            let (head, body) = ask(self.listen, path)?;
             match head.split_whitespace().nth(1) {
                 Some("200") => return Ok(body),
                 Some("503") if path != "/readyz" && Instant::now() < end => {
@@ -102,17 +102,6 @@ impl Agent {
                 _ => bail!("{path}: {}", head.lines().next().unwrap_or_default()),
             }
         }
-    }
-
-    /// Head and body of an answer.
-    fn ask(&self, path: &str) -> Result<(String, String)> {
-        let mut stream = TcpStream::connect_timeout(&self.listen, Duration::from_secs(1))?;
-        stream.set_read_timeout(Some(Duration::from_secs(5)))?;
-        write!(stream, "GET {path} HTTP/1.0\r\nHost: {}\r\n\r\n", self.listen)?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer)?;
-        let (head, body) = answer.split_once("\r\n\r\n").context("no HTTP answer")?;
-        Ok((head.to_owned(), body.to_owned()))
     }
 
     /// Sum of a metric's values whose labels contain each of `labels` (`kind="STATUS"`); `None` where there is none.
@@ -150,6 +139,26 @@ impl Drop for Agent {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Head and body of an answer.
+fn ask(at: SocketAddr, path: &str) -> Result<(String, String)> {
+    let mut stream = TcpStream::connect_timeout(&at, Duration::from_secs(1))?;
+    stream.set_read_timeout(Some(Duration::from_secs(5)))?;
+    write!(stream, "GET {path} HTTP/1.0\r\nHost: {at}\r\n\r\n")?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    let (head, body) = answer.split_once("\r\n\r\n").context("no HTTP answer")?;
+    Ok((head.to_owned(), body.to_owned()))
+}
+
+/// Body of a page of any server, where the answer is 200.
+pub(crate) fn get(at: SocketAddr, path: &str) -> Result<String> {
+    let (head, body) = ask(at, path)?;
+    if head.split_whitespace().nth(1) != Some("200") {
+        bail!("{path}: {}", head.lines().next().unwrap_or_default());
+    }
+    Ok(body)
 }
 
 /// SIGTERM, and the end within [`PATIENCE`].

@@ -4,6 +4,7 @@
 
 mod agent;
 mod bench;
+mod dashboards;
 mod demo;
 mod ebpf;
 mod engine;
@@ -11,6 +12,7 @@ mod install;
 mod lint;
 mod live;
 mod own;
+mod prometheus;
 mod requests;
 mod test;
 mod workload;
@@ -35,11 +37,13 @@ enum Command {
     /// Every test, installing what is missing.
     Test(test::Args),
     /// Only the live checks of the test command.
-    Live,
+    Live(live::Args),
     /// Run the real SGLang control plane and score the agent against its truth (10 GB to install).
     Engine(engine::Args),
     /// rustfmt, clippy, rustdoc and cargo-deny, warnings as errors.
     Lint,
+    /// Write the Grafana dashboards from their tables.
+    Dashboards,
     /// Print what the agent costs.
     Bench(bench::Args),
 }
@@ -61,8 +65,9 @@ fn run(command: Command) -> anyhow::Result<()> {
         Command::Demo(args) => demo::run(&args),
         Command::Test(args) => test::run(&args),
         Command::Engine(args) => engine::run(&args),
+        Command::Dashboards => dashboards::run(),
         Command::Lint => lint::run(),
-        Command::Live => live::run(),
+        Command::Live(args) => live::run(&args),
         Command::Bench(args) => bench::run(&args),
     }
 }

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
-use crate::{demo, ebpf, install, live};
+use crate::{demo, ebpf, install, live, prometheus};
 
 /// Debian packages that tests need: libzmq for the workload, tcpdump and tshark as independent witnesses.
 const PACKAGES: &[&str] =
@@ -58,7 +58,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 
 /// Prometheus' own tool reads the alert rules and runs their unit tests.
 fn alert_rules() -> Result<()> {
-    let promtool = install::from_debian("prometheus", "usr/bin/promtool")?;
+    let promtool = prometheus::program("promtool")?;
     let dir = install::root().join("dashboards/alerts");
     for arguments in
         [["check", "rules", "roomtrace.rules.yaml"], ["test", "rules", "roomtrace.rules.test.yaml"]]

@@ -1,0 +1,245 @@
+//! `cargo xtask dashboards`: the Grafana dashboards, written from the tables of this module, so that a change of one is a
+//! change of a line. A test compares them with the checked-in files; the live checks run every query.
+
+mod panels;
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+
+use crate::install;
+pub(crate) use panels::ALL;
+
+/// How a panel shows what it asked for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Show {
+    /// One number, red from this value on.
+    Number(u32),
+    Lines,
+    /// Lines on top of each other.
+    Stack,
+    /// Rows of labels with the last value.
+    Table,
+    /// Buckets of a histogram over time, with exemplars.
+    Heat,
+}
+
+/// A panel: what it asks, and how long its row is.
+pub(crate) struct Panel {
+    pub(crate) title: &'static str,
+    pub(crate) about: &'static str,
+    pub(crate) show: Show,
+    /// Unit as Grafana names it.
+    pub(crate) unit: &'static str,
+    /// Width of 24 and height.
+    pub(crate) size: (u32, u32),
+    /// Expression and legend.
+    pub(crate) queries: &'static [(&'static str, &'static str)],
+}
+
+/// A dashboard.
+pub(crate) struct Dashboard {
+    pub(crate) uid: &'static str,
+    pub(crate) title: &'static str,
+    pub(crate) about: &'static str,
+    /// Whether one host is chosen, or any number of them.
+    pub(crate) one_host: bool,
+    /// Whether it is about one room, in the store of traces.
+    pub(crate) room: bool,
+    pub(crate) panels: &'static [Panel],
+}
+
+/// Where Grafana gets series and traces from: chosen on the dashboard.
+const SERIES: &str = "${prometheus}";
+const TRACES: &str = "${traces}";
+
+/// Writes them.
+pub(crate) fn run() -> Result<()> {
+    for dashboard in ALL {
+        let file = file(dashboard);
+        std::fs::write(&file, text(dashboard)).with_context(|| format!("write {}", file.display()))?;
+        eprintln!("wrote {}", file.display());
+    }
+    Ok(())
+}
+
+fn file(dashboard: &Dashboard) -> PathBuf {
+    install::root().join("dashboards").join(format!("{}.json", dashboard.uid))
+}
+
+fn text(dashboard: &Dashboard) -> String {
+    format!("{:#}\n", whole(dashboard))
+}
+
+fn whole(d: &Dashboard) -> Value {
+    let (mut x, mut y, mut row) = (0, 0, 0);
+    let mut panels = Vec::new();
+    for panel in d.panels {
+        let (w, h) = panel.size;
+        if x + w > 24 {
+            (x, y, row) = (0, y + row, 0);
+        }
+        panels.push(self::panel(panel, panels.len() + 1, (x, y)));
+        (x, row) = (x + w, row.max(h));
+    }
+    if d.room {
+        panels.push(trace(panels.len() + 1, y + row));
+    }
+    json!({
+        "uid": d.uid,
+        "title": d.title,
+        "description": d.about,
+        "tags": ["roomtrace"],
+        "editable": true,
+        "graphTooltip": 1,
+        "schemaVersion": 39,
+        "refresh": "30s",
+        "time": {"from": "now-3h", "to": "now"},
+        "templating": {"list": variables(d)},
+        "links": [{
+            "title": "Roomtrace", "type": "dashboards", "tags": ["roomtrace"], "asDropdown": true,
+            "icon": "external link", "includeVars": true, "keepTime": true, "targetBlank": false,
+            "tooltip": "", "url": ""
+        }],
+        "annotations": {"list": [{
+            "name": "Alerts", "datasource": {"type": "prometheus", "uid": SERIES}, "enable": true, "iconColor": "red",
+            "expr": "ALERTS{alertname=~\"Roomtrace.*\", alertstate=\"firing\", instance=~\"$instance\"}",
+            "titleFormat": "{{alertname}}", "textFormat": "{{instance}} {{verdict}}{{class}}"
+        }]},
+        "panels": panels
+    })
+}
+
+fn variables(d: &Dashboard) -> Vec<Value> {
+    let source = |name: &str, label: &str, kind: &str| json!({"name": name, "label": label, "type": "datasource", "query": kind, "hide": 0, "refresh": 1});
+    let mut all = vec![source("prometheus", "Series", "prometheus")];
+    let mut host = json!({
+        "name": "instance", "label": "Host", "type": "query", "hide": 0, "refresh": 2, "sort": 1,
+        "datasource": {"type": "prometheus", "uid": SERIES},
+        "definition": "label_values(roomtrace_build_info, instance)",
+        "query": {"query": "label_values(roomtrace_build_info, instance)", "refId": "hosts"},
+        "multi": !d.one_host, "includeAll": !d.one_host
+    });
+    if !d.one_host {
+        host["allValue"] = ".+".into();
+        host["current"] = json!({"text": "All", "value": "$__all"});
+    }
+    all.push(host);
+    if d.room {
+        all.push(source("traces", "Traces", "jaeger"));
+        all.push(json!({"name": "room", "label": "Room", "type": "textbox", "query": "", "hide": 0}));
+    }
+    all
+}
+
+fn panel(p: &Panel, id: usize, (x, y): (u32, u32)) -> Value {
+    let (w, h) = p.size;
+    let instant = matches!(p.show, Show::Number(_) | Show::Table);
+    let target = |(n, (expression, legend)): (usize, &(&str, &str))| {
+        json!({
+            "refId": char::from(b'A' + u8::try_from(n).unwrap_or(25)).to_string(),
+            "datasource": {"type": "prometheus", "uid": SERIES},
+            "expr": expression, "legendFormat": legend,
+            "instant": instant, "range": !instant, "exemplar": p.show == Show::Heat,
+            "format": match p.show { Show::Table => "table", Show::Heat => "heatmap", _ => "time_series" }
+        })
+    };
+    let targets: Vec<Value> = p.queries.iter().enumerate().map(target).collect();
+    let mut defaults = json!({"unit": p.unit, "color": {"mode": "palette-classic"}});
+    let (kind, options) = match p.show {
+        Show::Number(red) => {
+            defaults["color"] = json!({"mode": "thresholds"});
+            defaults["thresholds"] = json!({"mode": "absolute", "steps": [
+                {"color": "green", "value": null}, {"color": "red", "value": red}
+            ]});
+            let reduce = json!({"calcs": ["lastNotNull"], "fields": "", "values": false});
+            ("stat", json!({"reduceOptions": reduce, "colorMode": "background", "graphMode": "none"}))
+        }
+        Show::Lines | Show::Stack => {
+            let mode = if p.show == Show::Stack { "normal" } else { "none" };
+            defaults["custom"] = json!({
+                "fillOpacity": if p.show == Show::Stack { 40 } else { 0 },
+                "stacking": {"mode": mode, "group": "A"}, "showPoints": "never"
+            });
+            let legend =
+                json!({"displayMode": "list", "placement": "bottom", "showLegend": true, "calcs": []});
+            ("timeseries", json!({"legend": legend, "tooltip": {"mode": "multi", "sort": "desc"}}))
+        }
+        Show::Table => ("table", json!({"showHeader": true})),
+        Show::Heat => (
+            "heatmap",
+            json!({
+                "calculate": false, "yAxis": {"unit": p.unit, "axisPlacement": "left"},
+                "color": {"mode": "scheme", "scheme": "Turbo", "steps": 64},
+                "exemplars": {"color": "rgba(255,255,255,0.8)"}, "legend": {"show": true}
+            }),
+        ),
+    };
+    let mut panel = json!({
+        "id": id, "type": kind, "title": p.title, "description": p.about,
+        "datasource": {"type": "prometheus", "uid": SERIES},
+        "gridPos": {"x": x, "y": y, "w": w, "h": h},
+        "fieldConfig": {"defaults": defaults, "overrides": []},
+        "options": options, "targets": targets
+    });
+    if p.show == Show::Table {
+        let hidden = json!({"Time": true, "__name__": true, "job": true});
+        panel["transformations"] = json!([{"id": "organize", "options": {"excludeByName": hidden}}]);
+    }
+    panel
+}
+
+/// The room's trace: both hosts' spans, found by the room's number.
+fn trace(id: usize, y: u32) -> Value {
+    json!({
+        "id": id, "type": "table", "title": "Traces of room $room",
+        "description": "Choose one to see its phases, messages, and the link to the engine's own trace. A pinned room has \
+                        spans `room_pinned` before it ends.",
+        "datasource": {"type": "jaeger", "uid": TRACES},
+        "gridPos": {"x": 0, "y": y, "w": 24, "h": 10},
+        "fieldConfig": {"defaults": {}, "overrides": []},
+        "options": {"showHeader": true},
+        "targets": [{
+            "refId": "A", "datasource": {"type": "jaeger", "uid": TRACES},
+            "queryType": "search", "service": "roomtrace", "tags": "sglang.pd.room=\"$room\"", "limit": 20
+        }]
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+    use super::*;
+
+    #[test]
+    fn the_checked_in_dashboards_are_fresh() {
+        for dashboard in ALL {
+            let written = std::fs::read_to_string(file(dashboard)).unwrap_or_default();
+            let name = dashboard.uid;
+            assert!(
+                written == text(dashboard),
+                "dashboards/{name}.json is stale: run `cargo xtask dashboards`"
+            );
+        }
+    }
+
+    #[test]
+    fn panels_lie_side_by_side() {
+        for dashboard in ALL {
+            let whole = whole(dashboard);
+            let at = |p: &Value, name: &str| p["gridPos"][name].as_u64().unwrap();
+            let panels = whole["panels"].as_array().unwrap();
+            for (n, one) in panels.iter().enumerate() {
+                assert!(at(one, "x") + at(one, "w") <= 24, "{one}");
+                for other in &panels[n + 1..] {
+                    let apart = |from: &str, size: &str| {
+                        at(one, from) + at(one, size) <= at(other, from)
+                            || at(other, from) + at(other, size) <= at(one, from)
+                    };
+                    assert!(apart("x", "w") || apart("y", "h"), "{one} {other}");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,215 @@
+//! A real Prometheus that scrapes an agent each second, judges the project's alert rules by what it got, and is asked every
+//! query of its dashboards.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::net::{SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+
+use crate::agent::{Agent, Start, get};
+use crate::workload::Workload;
+use crate::{dashboards, install};
+
+/// How long it may take to start, and an alert to follow what it is about.
+const PATIENCE: Duration = Duration::from_mins(1);
+
+/// The alert that pages.
+const PAGE: &str = "RoomtraceRoomPinned";
+
+/// A running Prometheus. Dropping it kills it.
+pub(crate) struct Prometheus {
+    child: Child,
+    listen: SocketAddr,
+    log: PathBuf,
+}
+
+/// A program of Debian's package, which is not installed: that would start a server.
+pub(crate) fn program(name: &str) -> Result<PathBuf> {
+    install::from_debian("prometheus", &format!("usr/bin/{name}"))
+}
+
+impl Prometheus {
+    /// Starts it on the pages of `agent`, its files in `dir`, and waits until it is ready.
+    pub(crate) fn start(agent: &Agent, dir: &Path) -> Result<Self> {
+        let rules = install::root().join("dashboards/alerts/roomtrace.rules.yaml");
+        let rules = std::fs::read_to_string(&rules).with_context(|| format!("read {}", rules.display()))?;
+        // An alert stays for two minutes; a test need not wait for that.
+        std::fs::write(dir.join("rules.yaml"), rules.replace("keep_firing_for: 2m", "keep_firing_for: 3s"))?;
+        let target = agent.api();
+        let target = target.trim_start_matches("http://");
+        let config = format!(
+            "global: {{scrape_interval: 1s, scrape_timeout: 1s, evaluation_interval: 1s}}\n\
+             rule_files: [rules.yaml]\n\
+             scrape_configs: [{{job_name: roomtrace, static_configs: [{{targets: ['{target}']}}]}}]\n"
+        );
+        std::fs::write(dir.join("prometheus.yaml"), config)?;
+        let listen =
+            TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).context("find a free port")?;
+        let log = dir.join("prometheus.log");
+        let child = Command::new(program("prometheus")?)
+            .arg(format!("--config.file={}", dir.join("prometheus.yaml").display()))
+            .arg(format!("--storage.tsdb.path={}", dir.join("prometheus").display()))
+            .arg(format!("--web.listen-address={listen}"))
+            .arg("--enable-feature=exemplar-storage")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(File::create(&log)?)
+            .spawn()
+            .context("start Prometheus")?;
+        let mut prometheus = Self { child, listen, log };
+        let end = Instant::now() + PATIENCE;
+        while get(listen, "/-/ready").is_err() {
+            if let Some(status) = prometheus.child.try_wait()? {
+                bail!("Prometheus ended with {status}; see {}", prometheus.log.display());
+            }
+            if Instant::now() > end {
+                bail!("Prometheus is not ready; see {}", prometheus.log.display());
+            }
+            sleep(Duration::from_millis(50));
+        }
+        Ok(prometheus)
+    }
+
+    /// What a page of its API says.
+    fn api(&self, path: &str) -> Result<Value> {
+        let body = get(self.listen, path).with_context(|| format!("ask Prometheus for {path}"))?;
+        let mut answer: Value = serde_json::from_str(&body).context("read Prometheus' answer")?;
+        if answer["status"] != "success" {
+            bail!("Prometheus answers {path} with {body}");
+        }
+        Ok(answer["data"].take())
+    }
+
+    /// Verdict and confidence of each firing page.
+    fn pages(&self) -> Result<BTreeSet<(String, String)>> {
+        let data = self.api("/api/v1/alerts")?;
+        let firing = data["alerts"].as_array().context("no alerts")?.iter();
+        let firing = firing.filter(|a| a["state"] == "firing" && a["labels"]["alertname"] == PAGE);
+        let label = |alert: &Value, name: &str| alert["labels"][name].as_str().unwrap_or("?").to_owned();
+        Ok(firing.map(|a| (label(a, "verdict"), label(a, "confidence"))).collect())
+    }
+
+    /// Waits until pages fire for exactly what the agent has pinned now, for at least so many verdicts.
+    fn agree(&self, agent: &Agent, at_least: usize) -> Result<usize> {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            let (pinned, pages) = (pinned(agent)?, self.pages()?);
+            if pinned == pages && (pages.len() >= at_least) && (at_least > 0 || pages.is_empty()) {
+                return Ok(pages.len());
+            }
+            if Instant::now() > end {
+                bail!("the agent has pinned {pinned:?}, firing are {pages:?}; see {}", self.log.display());
+            }
+            sleep(Duration::from_millis(200));
+        }
+    }
+}
+
+impl Prometheus {
+    /// Asks every query of every dashboard as Grafana would. How many there were; each has to be answered with data.
+    fn answers_dashboards(&self, agent: &Agent) -> Result<usize> {
+        let target = agent.api();
+        let host = target.trim_start_matches("http://");
+        let queries = dashboards::ALL.iter().flat_map(|d| d.panels.iter().map(move |p| (d, p)));
+        let mut asked = 0;
+        for (dashboard, panel) in queries {
+            for (expression, _) in panel.queries {
+                let place = format!("{}, panel {:?}", dashboard.title, panel.title);
+                let filled = expression.replace("$__rate_interval", "5s").replace("$instance", host);
+                let data = self.api(&format!("/api/v1/query?query={}", escaped(&filled)));
+                let data = data.with_context(|| place.clone())?;
+                if data["result"].as_array().is_none_or(Vec::is_empty) {
+                    bail!("{place}: no data for `{filled}`; see {}", self.log.display());
+                }
+                asked += 1;
+            }
+        }
+        Ok(asked)
+    }
+
+    /// Phases lead to the traces of rooms.
+    fn has_exemplars(&self) -> Result<()> {
+        let query = escaped("roomtrace_room_phase_duration_seconds_bucket");
+        let data = self.api(&format!("/api/v1/query_exemplars?query={query}&start=0&end=99999999999"))?;
+        let all = data.as_array().context("no exemplars")?.iter();
+        let mut ids = all.flat_map(|series| series["exemplars"].as_array().into_iter().flatten());
+        if !ids.any(|exemplar| exemplar["labels"]["trace_id"].as_str().is_some_and(|id| id.len() == 32)) {
+            bail!("no exemplar has a trace id: {data}");
+        }
+        Ok(())
+    }
+}
+
+/// For a query string (RFC 3986, section 2.3: the unreserved characters stay).
+fn escaped(text: &str) -> String {
+    let byte = |b: u8| {
+        if b.is_ascii_alphanumeric() || b"-._~".contains(&b) {
+            char::from(b).to_string()
+        } else {
+            format!("%{b:02X}")
+        }
+    };
+    text.bytes().map(byte).collect()
+}
+
+impl Drop for Prometheus {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Verdict and confidence of pinned rooms that are to be paged for, as `/metrics` has them.
+fn pinned(agent: &Agent) -> Result<BTreeSet<(String, String)>> {
+    let text = agent.get("/metrics")?;
+    let series = text.lines().filter(|l| l.starts_with("roomtrace_rooms_pinned{") && !l.ends_with(" 0.0"));
+    let label = |line: &str, name: &str| -> String {
+        let rest = line.split_once(&format!("{name}=\"")).map_or("?", |(_, rest)| rest);
+        rest.split('"').next().unwrap_or("?").to_owned()
+    };
+    let all = series.map(|l| (label(l, "verdict"), label(l, "confidence")));
+    Ok(all.filter(|(_, confidence)| confidence != "possible").collect())
+}
+
+/// A driver that stands in for NVIDIA's: one GPU that moves something.
+fn driver(dir: &Path) -> Result<PathBuf> {
+    install::cargo(&["build", "--quiet", "--package", "nvml-stand-in"])?;
+    let lib = dir.join("libnvidia-ml.so.1");
+    std::fs::copy(install::target().join("debug/libnvml_stand_in.so"), &lib).context("copy the driver")?;
+    let script = dir.join("libnvidia-ml.so.1.script");
+    std::fs::write(script, "0.pcie_tx = 1000000000\n0.pcie_rx = 1000000\n0.util = 50\n")?;
+    let config = dir.join("roomtrace.yaml");
+    std::fs::write(&config, format!("gpu:\n  lib_path: {}\n", lib.display()))?;
+    Ok(config)
+}
+
+/// Live check: pins of the demo's workload page, each under its verdict, and no longer once the rooms are over; every panel
+/// of the dashboards has data meanwhile. The inner error: why this host cannot be observed.
+pub(crate) fn check(agent: &Path, dir: &Path) -> Result<Result<String, String>> {
+    let config = ["--config".to_owned(), driver(dir)?.to_string_lossy().into_owned()];
+    let started = Agent::start(agent, &config, &dir.join("events.jsonl"), &dir.join("agent.log"))?;
+    let agent = match started {
+        Start::Observing(agent) => agent,
+        Start::NotPossible(why) => return Ok(Err(why)),
+    };
+    let prometheus = Prometheus::start(&agent, dir)?;
+    let mut workload = Workload::open(&["demo"], dir)?;
+    workload.results()?;
+    // The demo has more; some of its verdicts are never more than possible.
+    let pages = prometheus.agree(&agent, 3)?;
+    let queries = prometheus.answers_dashboards(&agent)?;
+    prometheus.has_exemplars()?;
+    workload.end()?;
+    prometheus.agree(&agent, 0)?;
+    drop(prometheus);
+    agent.stop()?;
+    Ok(Ok(format!(
+        "{pages} alerts of pinned rooms fire in Prometheus and end with them; {queries} queries of dashboards have data"
+    )))
+}
