@@ -328,7 +328,7 @@ fn a_request_at_another_engine_explains_nothing() {
         Rooms::Named { rooms: [Some(ROOM)].into_iter().collect(), complete: true, seen: WhereSeen::Whole };
     let work = Work { rooms, rids: Vec::new() };
     let connection = connection(9, other, "10.0.0.1:31000", "10.0.0.9:5556", false);
-    let step = RequestStep::Asked { begun: at, work: &work };
+    let step = RequestStep::Asked { work: &work };
     w.input(&Input::Request { at, connection, server: true, n: 0, step });
     answers(&mut w, 60, |_| gauges(1));
     assert_eq!(only(&w).class, Class::GaugeUnexplained);

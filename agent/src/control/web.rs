@@ -63,8 +63,6 @@ fn is_event_chunk(bytes: &[u8]) -> bool {
 #[derive(Clone, Debug)]
 struct Ask {
     n: u64,
-    /// When its head was whole.
-    begun: Mono,
     what: What,
     status: Option<u16>,
     /// Its last byte has passed, so what it is has been told.
@@ -78,9 +76,9 @@ struct Ask {
 
 impl Ask {
     /// One that was followed by another agent.
-    const fn whole(n: u64, begun: Mono, what: What) -> Self {
+    const fn whole(n: u64, what: What) -> Self {
         let (status, over) = (None, None);
-        Self { n, begun, what, status, whole: true, first_byte: false, over, closed: false }
+        Self { n, what, status, whole: true, first_byte: false, over, closed: false }
     }
 }
 
@@ -152,7 +150,6 @@ pub(super) struct Web {
 /// A request that waits for its answer, as it is written down: nothing of what it says. Part of the state file's format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Waiting {
-    begun: Mono,
     /// Status of its answer, if that has begun.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     status: Option<u16>,
@@ -191,14 +188,14 @@ impl Web {
     pub(super) fn resumed(requests: Direction, next: u64, open: &[(u64, bool)]) -> Self {
         let what = |bootstrap| if bootstrap { What::Query } else { What::Work };
         let open = open.iter().take(PIPELINED_MAX);
-        let asks = open.map(|(n, bootstrap)| Ask::whole(*n, Mono(0), what(*bootstrap))).collect();
+        let asks = open.map(|(n, bootstrap)| Ask::whole(*n, what(*bootstrap))).collect();
         Self { before: next, next, asks, ..Self::joined(requests, Look::Asks) }
     }
 
     /// Of a connection whose request `n` waits for its answer, or for the rest of it.
     pub(super) fn waiting(requests: Direction, n: u64, waiting: &Waiting) -> Self {
         let decoder = Decoder::resumed(requests, waiting.standing);
-        let ask = Ask { status: waiting.status, ..Ask::whole(n, waiting.begun, What::Work) };
+        let ask = Ask { status: waiting.status, ..Ask::whole(n, What::Work) };
         let (before, next) = (n, n.saturating_add(1));
         Self { before, next, asks: SmallVec::from_buf([ask]), ..Self::new(decoder, requests, Look::Asks) }
     }
@@ -209,7 +206,7 @@ impl Web {
         let [ask] = self.asks.as_slice() else { return None };
         let is_it = ask.whole && !ask.closed && !ask.first_byte && ask.over.is_none();
         let last = self.next == ask.n.saturating_add(1);
-        let waiting = Waiting { begun: ask.begun, status: ask.status, standing };
+        let waiting = Waiting { status: ask.status, standing };
         (is_it && last && matches!(ask.what, What::Work)).then_some(waiting)
     }
 
@@ -385,7 +382,7 @@ impl<F: FnMut(Input<'_>)> Tell<'_, F> {
         ask.whole = true;
         match said {
             Said::Work(work) => {
-                self.request(ask.n, RequestStep::Asked { begun: ask.begun, work: &work });
+                self.request(ask.n, RequestStep::Asked { work: &work });
             }
             Said::Control(control) => {
                 self.request(ask.n, RequestStep::Control { call: &control, status: None });
@@ -505,9 +502,8 @@ impl<F: FnMut(Input<'_>)> Listener<'_, F> {
         // What was answered before it was whole, and never was.
         self.asks.retain(|ask| ask.over.is_none());
         let Some(what) = What::of(route).filter(|_| self.asks.len() <= PIPELINED_MAX) else { return };
-        let begun = self.tell.at;
         let (whole, first_byte, closed) = (false, false, false);
-        self.asks.push(Ask { n, begun, what, status: None, whole, first_byte, over: None, closed });
+        self.asks.push(Ask { n, what, status: None, whole, first_byte, over: None, closed });
     }
 
     fn whole(&mut self, n: u64, said: Said) {

@@ -136,7 +136,7 @@ pub enum Line<'a> {
 #[serde(rename_all = "snake_case")]
 #[allow(missing_docs, reason = "as there")]
 pub enum OwnedRequestStep {
-    Asked { begun: Mono, work: web::Work },
+    Asked { work: web::Work },
     FirstBodyByte,
     Answered { status: Option<u16>, how: web::AnswerEnd, outcome: web::Outcome },
     HungUp { by: web::Side, answer_begun: bool },
@@ -204,7 +204,7 @@ impl<'a> From<&Input<'a>> for Line<'a> {
 impl From<&RequestStep<'_>> for OwnedRequestStep {
     fn from(step: &RequestStep<'_>) -> Self {
         match *step {
-            RequestStep::Asked { begun, work } => Self::Asked { begun, work: work.clone() },
+            RequestStep::Asked { work } => Self::Asked { work: work.clone() },
             RequestStep::FirstBodyByte => Self::FirstBodyByte,
             RequestStep::Answered { status, how, outcome } => Self::Answered { status, how, outcome },
             RequestStep::HungUp { by, answer_begun } => Self::HungUp { by, answer_begun },
@@ -217,7 +217,7 @@ impl From<&RequestStep<'_>> for OwnedRequestStep {
 impl OwnedRequestStep {
     const fn step(&self) -> RequestStep<'_> {
         match *self {
-            Self::Asked { begun, ref work } => RequestStep::Asked { begun, work },
+            Self::Asked { ref work } => RequestStep::Asked { work },
             Self::FirstBodyByte => RequestStep::FirstBodyByte,
             Self::Answered { status, how, outcome } => RequestStep::Answered { status, how, outcome },
             Self::HungUp { by, answer_begun } => RequestStep::HungUp { by, answer_begun },

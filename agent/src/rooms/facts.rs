@@ -22,7 +22,7 @@ const MAX_MISSING: usize = 8;
 impl RoomTable {
     /// Facts of one view; `None` where the view is over and nothing is owed in it.
     pub(crate) fn facts(&self, room: &Room, role: Role, view: Progress, now: Mono) -> Option<Facts> {
-        let (phase, since) = phase_of(room, role, view)?;
+        let (phase, since) = phase_of(room, role, view, self.says_success(room))?;
         // One request for several rooms is answered when the last of them is over.
         let waits = role == Role::Prefill && phase == Phase::Conclude;
         let since = since.max(self.siblings_over(room).filter(|_| waits).unwrap_or(since));
@@ -32,7 +32,6 @@ impl RoomTable {
         let Threshold { nanos, samples } = self.threshold(subject, phase);
         let missing = self.missing(room, role, prefill, session);
         let (told, untold) = self.told(room, role);
-        let rank = self.peers.prefill(prefill);
         let request = self.request_facts(room, role, view, since, now);
         let [prefill_http, decode_http] = request.servers;
         Some(Facts {
@@ -52,7 +51,7 @@ impl RoomTable {
             completeness: self.completeness(room, phase),
             restored: self.restored(room),
             dummies: dummies(room, role, subject),
-            observable: success_on_wire(room.backend, room.releases) || rank.is_some_and(|p| p.says_success),
+            observable: self.says_success(room),
             got: view.got,
             required: view.required,
             metadata_at: room.links.iter().map(Link::asked_at).filter(|at| *at != Mono(0)).max(),
@@ -103,6 +102,14 @@ impl RoomTable {
             },
             pinned_since: room.judgement.as_ref().filter(|j| j.class.pins()).map(|j| j.since),
         })
+    }
+
+    /// Whether this room's Success is on the wire.
+    fn says_success(&self, room: &Room) -> bool {
+        let says = |id| self.peers.prefill(id).is_some_and(|p| p.says_success);
+        success_on_wire(room.backend, room.releases)
+            || says(room.home.0)
+            || room.links.iter().any(|l| says(l.prefill))
     }
 
     fn threshold(&self, subject: Option<&Link>, phase: Phase) -> Threshold {
@@ -324,10 +331,11 @@ const fn gravity(sent: &Sent) -> u8 {
 }
 
 /// Phase of a view for judging. A view that is over can still owe its peer a message.
-fn phase_of(room: &Room, role: Role, view: Progress) -> Option<(Phase, Mono)> {
+fn phase_of(room: &Room, role: Role, view: Progress, says_success: bool) -> Option<(Phase, Mono)> {
     if view.terminal.is_none() {
-        // Decode waits although prefill, on this host too, has told all: nothing queues any more.
-        if role == Role::Decode && view.phase == Phase::Transfer && room.has_prefill {
+        // Decode waits although prefill, on this host too, has told all: nothing queues any more. Where Success is not on the
+        // wire prefill has told nothing: its request was answered, and decode generates.
+        if role == Role::Decode && view.phase == Phase::Transfer && room.has_prefill && says_success {
             let prefill = room.progress(Role::Prefill);
             if prefill.terminal == Some(Outcome::Success) {
                 return Some((Phase::Conclude, prefill.since));

@@ -193,10 +193,9 @@ pub enum Input<'a> {
 /// A step in the life of a request for work (`/generate` and its like), in this order; any but the first may be missing.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum RequestStep<'a> {
-    /// Its last byte has passed, and this is what it says. One without a room is told as well.
+    /// Its last byte has passed, and this is what it says: the engine has it from now on, however long it took to come. One
+    /// without a room is told as well.
     Asked {
-        /// When its head was whole.
-        begun: Mono,
         /// Rooms and ids.
         work: &'a web::Work,
     },
@@ -583,7 +582,7 @@ pub struct RequestView {
 /// One engine's part of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LegView {
-    /// Head of the request.
+    /// When all of it had come: the engine has it from then on.
     pub begun: Mono,
     /// First byte of the answer's body.
     pub first_byte: Option<Mono>,

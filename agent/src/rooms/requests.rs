@@ -63,7 +63,6 @@ struct Open {
 #[derive(Clone, Copy)]
 struct Asked<'a> {
     at: Mono,
-    begun: Mono,
     connection: &'a Connection,
     key: RequestKey,
     client: SocketAddr,
@@ -85,9 +84,7 @@ impl RoomTable {
     ) {
         let key = (connection.socket, n);
         match *step {
-            RequestStep::Asked { begun, work } => {
-                self.asked(at, connection, server, key, begun.min(at), work, out);
-            }
+            RequestStep::Asked { work } => self.asked(at, connection, server, key, work, out),
             RequestStep::FirstBodyByte => self.first_body_byte(at, key, out),
             RequestStep::Answered { status, how, outcome } => {
                 self.leg_over(at, key, answered(status, how, outcome), status, out);
@@ -116,14 +113,12 @@ impl RoomTable {
         }
     }
 
-    #[allow(clippy::too_many_arguments, reason = "the parts of one step")]
     fn asked(
         &mut self,
         at: Mono,
         connection: &Connection,
         here: bool,
         key: RequestKey,
-        begun: Mono,
         work: &web::Work,
         out: &mut Vec<Event>,
     ) {
@@ -147,22 +142,22 @@ impl RoomTable {
             return;
         }
         if here && let Some(e) = self.engines.get_mut(engine) {
-            e.followed.get_or_insert(begun);
+            e.followed.get_or_insert(at);
         }
         let a = &connection.addresses;
         let (client, server) = if here { (a.peer, a.local) } else { (a.local, a.peer) };
-        let asked = Asked { at, begun, connection, key, client, server, here, engine };
+        let asked = Asked { at, connection, key, client, server, here, engine };
         let mut rooms: SmallVec<[(u32, u32); 1]> = SmallVec::new();
         for (room, rid) in work.pairs() {
             rooms.extend(self.join(&asked, room, rid, out));
         }
         let Some((first, _)) = rooms.first().copied() else { return };
         if let Some(e) = self.engines.get_mut(engine) {
-            e.open.insert((begun, key), first);
+            e.open.insert((at, key), first);
         }
         self.http.places += rooms.len();
         let slots: SmallVec<[u32; 1]> = rooms.iter().map(|(slot, _)| *slot).collect();
-        self.http.open.insert(key, Open { begun, engine, rooms, closed: SmallVec::new() });
+        self.http.open.insert(key, Open { begun: at, engine, rooms, closed: SmallVec::new() });
         for slot in slots {
             self.place_requests(slot, at);
             self.settle(slot, at, out);
@@ -195,7 +190,7 @@ impl RoomTable {
             r.rid = rid.map(Into::into);
         }
         let seen =
-            LegView { begun: a.begun, first_byte: None, ended: None, status: None, out_of_sight: false };
+            LegView { begun: a.at, first_byte: None, ended: None, status: None, out_of_sight: false };
         let mut leg = Leg {
             seen,
             key: a.key,
@@ -236,7 +231,7 @@ impl RoomTable {
             self.forget_request(key);
         }
         if asked_before && let Some(e) = self.engines.get_mut(a.engine) {
-            e.asked(a.begun);
+            e.asked(a.at);
         }
         Some((slot, generation))
     }
@@ -246,7 +241,7 @@ impl RoomTable {
         if let Some(t) = tomb {
             // Of the life that has closed: it began before, or the other end of its connection has told of it.
             let last = || self.last_closed(number).and_then(|r| r.request.as_ref());
-            if t.closed_at > a.begun || last().is_some_and(|r| r.legs().any(|l| same_request(l, a))) {
+            if t.closed_at > a.at || last().is_some_and(|r| r.legs().any(|l| same_request(l, a))) {
                 self.tally.turned_away.late += 1;
                 return None;
             }
@@ -255,12 +250,12 @@ impl RoomTable {
         if !a.here && a.client.ip() != a.server.ip() {
             return None;
         }
-        let aborted = self.hung_up_at_decode(number, a.begun).filter(|r| r.abort.is_some()).map(|r| {
+        let aborted = self.hung_up_at_decode(number, a.at).filter(|r| r.abort.is_some()).map(|r| {
             let marks = r.marks.clone();
             (r.abort, marks, r.home, r.has_prefill, r.request.clone(), (r.backend, r.releases))
         });
         let home = aborted.as_ref().map_or((NONE, NONE), |a| a.2);
-        let slot = self.open_room(number, next_life(tomb), a.begun, home, out)?;
+        let slot = self.open_room(number, next_life(tomb), a.at, home, out)?;
         if let (Some(room), Some((abort, marks, _, has_prefill, request, engine))) =
             (self.rooms.get_mut(slot), aborted)
         {
@@ -385,7 +380,7 @@ impl RoomTable {
 
 /// Whether a leg is the same request, reported from the other end of its connection.
 fn same_request(l: &Leg, a: &Asked<'_>) -> bool {
-    let apart = l.seen.begun.since(a.begun).max(a.begun.since(l.seen.begun));
+    let apart = l.seen.begun.since(a.at).max(a.at.since(l.seen.begun));
     l.client == a.client && l.server == a.server && l.key.0 != a.key.0 && apart < BOTH_ENDS
 }
 

@@ -215,7 +215,8 @@ fn not_a_pin(f: &Facts) -> Option<Judgement> {
         return silent(Class::Unknown);
     }
     let waits = matches!(f.phase, Phase::Transfer | Phase::Conclude);
-    if waits && !f.observable && !judge_requests::observable(f) {
+    let unseen = !judge_requests::observable(f) || judge_requests::handed_over_unseen(f);
+    if waits && !f.observable && unseen {
         return silent(Class::CompletionNotObservable);
     }
     None

@@ -44,8 +44,10 @@ pub(super) fn not_told(f: &Facts) -> Option<Judgement> {
     if f.now.since(from) < f.limits.floor || !f.told.is_empty() {
         return None;
     }
-    // Without its request in sight decode may have been let go in silence, which it was before 0.5.13.
-    let confidence = if f.request.is_open(Role::Decode) { Confidence::Certain } else { Confidence::Possible };
+    // Without its request in sight decode may have been let go in silence, which it was before 0.5.13. Where Success is not on
+    // the wire the room may have been handed over before its request was dropped, and decode generates.
+    let sure = f.request.is_open(Role::Decode) && f.observable;
+    let confidence = if sure { Confidence::Certain } else { Confidence::Possible };
     let j = Draft::new(Class::PeerNotTold, confidence, Who::Nobody, Some(Kind::Status));
     Some(j.act_on(Who::Decode).ends(waiting_timer(f)).since(from.plus(f.limits.floor)).done(f))
 }
@@ -69,10 +71,31 @@ pub(super) fn observable(f: &Facts) -> bool {
     f.request.is_open(f.role)
 }
 
+/// Whether prefill has answered, so that the room has been handed over, and Success is not on the wire: decode has it and
+/// generates, which can take any time and shows nothing where the answer is not streamed.
+pub(super) fn handed_over_unseen(f: &Facts) -> bool {
+    let answered = f.request.leg(Role::Prefill).is_some_and(|l| l.ended.is_some() && failed(l).is_none());
+    f.role == Role::Decode && !f.observable && answered
+}
+
+/// When decode answered a room that prefill still holds: where Success is not on the wire, so that nothing else tells of it.
+fn answered_by_decode(f: &Facts) -> Option<Mono> {
+    let leg = f.request.leg(Role::Decode).filter(|l| failed(l).is_none())?;
+    let (at, _) = leg.ended?;
+    let holds = f.role == Role::Prefill && !f.observable && f.request.is_open(Role::Prefill);
+    (holds && f.phase == Phase::Transfer && f.now.since(at) >= f.limits.floor).then_some(at)
+}
+
 /// Readings that the request or the numbers give, before the phase is judged by frames alone.
 pub(super) fn by_request(f: &Facts) -> Option<Judgement> {
     if f.request.held && !f.told.is_empty() {
         return Some(held(f));
+    }
+    if let Some(at) = answered_by_decode(f) {
+        // M17. Nobody says anything more, and decode's timers are over with its room.
+        let late = f.now.since(at) >= f.limits.ceiling || f.engine_idle == Some(true);
+        let confidence = if late { Confidence::Likely } else { Confidence::Possible };
+        return Some(Draft::new(Class::ConcludedButHeld, confidence, Who::Prefill, None).done(f));
     }
     if let Some(j) = duplicate(f) {
         return Some(j);
@@ -132,7 +155,10 @@ fn without_metadata(f: &Facts) -> Option<Judgement> {
     }
     let [_, none_waits] = f.request.none_waits;
     if none_waits {
-        return Some(draft(Class::MetadataMissing, Confidence::Likely, Who::Decode));
+        // Its server may still be at work on it: no count of its scheduler shows that.
+        let late = f.now.since(begun).saturating_sub(f.request.stood) >= f.limits.ceiling;
+        let confidence = if late { Confidence::Likely } else { Confidence::Possible };
+        return Some(draft(Class::MetadataMissing, confidence, Who::Decode));
     }
     // Decode takes pages for its requests in turn; later ones of which it has asked show that it has some.
     let passed = f.request.later_asked >= OVERTAKEN;

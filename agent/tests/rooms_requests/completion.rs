@@ -108,6 +108,47 @@ fn where_success_is_not_on_the_wire_prefills_answer_says_it() {
     }
 }
 
+/// Prefill has answered, and decode generates for a minute and a half without streaming: nothing is wrong.
+#[test]
+fn where_success_is_not_on_the_wire_decode_may_generate_for_long() {
+    let mut w = Web::with(Sees::Both, NIXL_OLD);
+    let prefills = w.request(Role::Prefill, ROOM);
+    let decodes = w.request(Role::Decode, ROOM);
+    w.metadata(ROOM, &decode(0), &prefill(0));
+    w.wait(400);
+    w.finished(prefills);
+    w.wait(90_000);
+    assert!(w.pin(ROOM).is_none(), "{:?}", w.pin(ROOM));
+    w.finished(decodes);
+    w.wait(3000);
+    assert_eq!(w.outcomes(ROOM), [Outcome::Success]);
+    // Nor where the router drops prefill's request once decode has the room: that cannot be told from giving it up.
+    let prefills = w.request(Role::Prefill, ROOM + 1);
+    w.request(Role::Decode, ROOM + 1);
+    w.metadata(ROOM + 1, &decode(0), &prefill(0));
+    w.wait(400);
+    w.hung_up(prefills, Side::Client);
+    w.wait(45_000);
+    w.never_paged(ROOM + 1);
+}
+
+/// M17 where decode's answer is all that tells of the end: decode says nothing more, and its timers are over.
+#[test]
+fn where_success_is_not_on_the_wire_decodes_answer_says_that_prefill_holds() {
+    let mut w = Web::with(Sees::Both, NIXL_OLD);
+    w.request(Role::Prefill, ROOM);
+    let decodes = w.request(Role::Decode, ROOM);
+    w.metadata(ROOM, &decode(0), &prefill(0));
+    w.wait(400);
+    w.finished(decodes);
+    w.wait(12_000);
+    let v = w.verdict(ROOM);
+    assert_eq!((v.class, v.confidence), (Class::ConcludedButHeld, Confidence::Possible));
+    assert_eq!(v.ends_by_itself, None);
+    w.wait(60_000);
+    assert_eq!(w.verdict(ROOM).confidence, Confidence::Likely);
+}
+
 #[test]
 fn where_success_is_not_on_the_wire_decodes_first_byte_says_it() {
     let mut w = Web::with(Sees::Decode, NIXL_OLD);

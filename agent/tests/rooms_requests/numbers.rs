@@ -76,7 +76,60 @@ fn that_nothing_waits_must_have_been_said_when_the_request_was_there() {
     assert_eq!(verdict(&w, ROOM), Some((Class::Queued, Confidence::Possible)));
     w.gauges(Role::Decode, 0, 0, 0);
     w.wait(2000);
-    assert_eq!(verdict(&w, ROOM), Some((Class::MetadataMissing, Confidence::Likely)));
+    assert_eq!(verdict(&w, ROOM), Some((Class::MetadataMissing, Confidence::Possible)));
+}
+
+/// The scheduler counts fewer requests than its server has: this one may still be cut into tokens, or its pictures fetched.
+#[test]
+fn what_the_scheduler_may_not_have_yet_is_never_likely_by_its_counts() {
+    let mut w = Web::new(Sees::Prefill);
+    let pinned = ROOM + 1;
+    w.request(Role::Prefill, pinned);
+    transfers(&mut w, pinned);
+    w.request(Role::Prefill, ROOM);
+    transfers(&mut w, ROOM);
+    for n in 0..5 {
+        w.gauges(Role::Prefill, 1, 0, 7);
+        w.wait(11_000);
+        for room in [ROOM, pinned] {
+            let v = verdict(&w, room);
+            assert_eq!(v, Some((Class::TransferNotConcluded, Confidence::Possible)), "{n}");
+        }
+    }
+    // No picture takes a minute.
+    for _ in 0..2 {
+        w.gauges(Role::Prefill, 1, 0, 7);
+        w.wait(11_000);
+    }
+    assert_eq!(verdict(&w, pinned), Some((Class::TransferNotConcluded, Confidence::Likely)));
+    // Counted both.
+    let mut w = Web::new(Sees::Prefill);
+    for room in [ROOM, pinned] {
+        w.request(Role::Prefill, room);
+        transfers(&mut w, room);
+    }
+    for _ in 0..3 {
+        w.gauges(Role::Prefill, 2, 0, 7);
+        w.wait(11_000);
+    }
+    assert_eq!(verdict(&w, ROOM), Some((Class::TransferNotConcluded, Confidence::Likely)));
+}
+
+/// Nor by rooms that pass it, whatever waits inside.
+#[test]
+fn what_the_scheduler_may_not_have_yet_is_not_passed() {
+    let mut w = Web::new(Sees::Prefill);
+    w.request(Role::Prefill, ROOM);
+    transfers(&mut w, ROOM);
+    for n in 0..50 {
+        w.serve(n + 1, 20);
+        // Between rooms nothing is in flight.
+        w.gauges(Role::Prefill, 0, 0, n);
+        w.wait(1000);
+        if let Some((_, v)) = w.pin(ROOM) {
+            assert_eq!(v.confidence, Confidence::Possible, "{n}: {:?}", v.evidence);
+        }
+    }
 }
 
 #[test]

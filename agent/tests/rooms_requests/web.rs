@@ -145,8 +145,7 @@ impl Web {
     }
 
     pub fn ask_on(&mut self, connection: Connection, here: bool, work: &Work) -> Key {
-        let begun = self.mono();
-        self.step(connection, here, 0, RequestStep::Asked { begun, work });
+        self.step(connection, here, 0, RequestStep::Asked { work });
         self.open.insert((connection.socket.0, 0), (connection, here));
         (connection.socket.0, 0)
     }

@@ -24,6 +24,9 @@ pub(super) const MAX_FINISHED: usize = 64;
 /// How long an engine's counters must stand still before they say that it does not compute
 /// ([`EngineGauges::progress`] moves with every forward pass, and a chunk of prefill takes a second at most).
 const STILL: u64 = 10 * SECOND;
+/// A request may be with the engine's HTTP server so long before its scheduler gets it: it fetches images and videos, loads
+/// adapters, cuts long prompts into tokens (`managers/tokenizer_manager.py`). Nothing that the scheduler counts shows it.
+const SERVED: u64 = 60 * SECOND;
 /// Answers remembered in which nothing waited: more than a room that is overdue can have lived through unnoticed.
 const MAX_CLEAR: usize = 64;
 /// Numbers of an engine older than this say nothing.
@@ -69,6 +72,9 @@ pub(super) struct Numbers {
     progress: Option<u64>,
     /// Since when progress stands still with something in flight and nothing waiting.
     idle_since: Option<Mono>,
+    /// Whether what it counts is at least what is open at its server: else its scheduler may not have got a request yet.
+    #[serde(default)]
+    whole: bool,
     /// When progress last moved.
     moved: Option<Mono>,
     waiting: Option<u64>,
@@ -105,8 +111,10 @@ pub(crate) struct Engine {
     pub(super) since: Option<Mono>,
     pub(super) counts: Counts,
     pub(super) sight: Sight,
-    /// When nothing waited in it, newest at the back.
+    /// When nothing waited in it, nor in its server before it, newest at the back.
     pub(super) clear: VecDeque<Mono>,
+    /// When nothing waited in it, and its server had more requests than it counted.
+    clear_inside: VecDeque<Mono>,
     /// It is this one, as has turned out.
     pub(super) moved: Option<EngineId>,
 }
@@ -215,6 +223,8 @@ impl Engine {
         }
         let old = self.numbers.filter(|n| at.since(n.at) <= STALE);
         let same = old.is_some_and(|n| n.progress.is_some() && n.progress == g.progress);
+        let counted = g.inflight.unwrap_or(0).saturating_add(g.running.unwrap_or(0));
+        let whole = u64::try_from(self.open.len()).unwrap_or(u64::MAX) <= counted;
         let quiet = !g.stale
             && same
             && g.inflight.is_some_and(|n| n >= 1)
@@ -229,12 +239,13 @@ impl Engine {
             at,
             progress: g.progress,
             idle_since,
+            whole,
             moved,
             waiting: g.waiting.filter(|_| !g.stale),
         });
         // What is 30 s old tells nothing of a moment.
         if g.waiting == Some(0) && g.bootstrap.unwrap_or(0) == 0 && !g.stale {
-            keep(&mut self.clear, at, MAX_CLEAR);
+            keep(if whole { &mut self.clear } else { &mut self.clear_inside }, at, MAX_CLEAR);
         }
     }
 
@@ -242,15 +253,18 @@ impl Engine {
     /// known.
     pub(crate) fn idle(&self, now: Mono, from: Mono) -> Option<bool> {
         let n = self.numbers.filter(|n| now.since(n.at) <= STALE)?;
-        if n.idle_since.is_some_and(|since| n.at.since(since.max(from)) >= STILL) {
+        let long = if n.whole { STILL } else { SERVED };
+        if n.idle_since.is_some_and(|since| n.at.since(since.max(from)) >= long) {
             return Some(true);
         }
         n.moved.is_some_and(|at| now.since(at) < STILL).then_some(false)
     }
 
-    /// The first moment from `from` on at which nothing waited in it, as it says.
+    /// The first moment from `from` on at which nothing waited in it, as it says, and its server had passed on what had come
+    /// by `from`.
     pub(crate) fn nothing_waited(&self, from: Mono) -> Option<Mono> {
-        self.clear.iter().copied().find(|at| *at >= from)
+        let first = |of: &VecDeque<Mono>, from| of.iter().copied().find(|at| *at >= from);
+        first(&self.clear, from).into_iter().chain(first(&self.clear_inside, from.plus(SERVED))).min()
     }
 
     /// Requests that wait in it, as it has said at `from` or later.
