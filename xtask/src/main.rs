@@ -7,6 +7,7 @@ mod bench;
 mod demo;
 mod ebpf;
 mod engine;
+mod gpu_check;
 mod install;
 mod lint;
 mod live;
@@ -42,11 +43,13 @@ enum Command {
     Lint,
     /// Print what the agent costs.
     Bench(bench::Args),
+    /// On a machine with GPUs: hold what the agent reads of them against copies of known size.
+    GpuCheck(gpu_check::Args),
 }
 
 fn main() -> ExitCode {
     match run(Args::parse().command) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => {
             // One message, whatever RUST_BACKTRACE says.
             eprintln!("Error: {error:#}");
@@ -55,8 +58,10 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(command: Command) -> anyhow::Result<()> {
+fn run(command: Command) -> anyhow::Result<ExitCode> {
     match command {
+        // It has more ends than two.
+        Command::GpuCheck(args) => return gpu_check::run(&args),
         Command::BuildEbpf(args) => ebpf::run(&args),
         Command::Demo(args) => demo::run(&args),
         Command::Test(args) => test::run(&args),
@@ -64,5 +69,6 @@ fn run(command: Command) -> anyhow::Result<()> {
         Command::Lint => lint::run(),
         Command::Live => live::run(),
         Command::Bench(args) => bench::run(&args),
-    }
+    }?;
+    Ok(ExitCode::SUCCESS)
 }

@@ -5,6 +5,7 @@
 //! hangs, its readings stop, and what was not read is not measured. Nobody waits for these threads, at the end neither. Readings go
 //! over one bounded channel. `counter`, `quiet`, `windows` and `model` are pure; `driver` is the only file with unsafe code.
 
+mod calls;
 mod counter;
 mod driver;
 pub mod model;
@@ -22,6 +23,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
+pub use calls::{Called, each_call};
 pub use counter::{Count, Counters, Told, Unusable, Width, bytes_at, bytes_between, fastest_pcie};
 pub use standing::{GpuStanding, Library, Standing};
 
@@ -31,6 +33,7 @@ use driver::{Driver, Events, Gpu, TROUBLE, XID};
 use model::{MAX_GPUS, Reading, What};
 use sampler::Sampler;
 use standing::Watched;
+use windows::Source;
 
 /// Readings that wait at most: more than all GPUs give in a second.
 const READINGS: usize = 4096;
@@ -55,6 +58,8 @@ pub struct Settings {
     pub busy: Duration,
     /// `/proc`, or what stands for it.
     pub proc: String,
+    /// Sources of bytes that are asked. All of them, unless they are to be compared: the surest that a GPU has hides the others.
+    pub sources: &'static [Source],
 }
 
 impl Default for Settings {
@@ -64,6 +69,7 @@ impl Default for Settings {
             idle: Duration::from_secs(1),
             busy: Duration::from_millis(125),
             proc: "/proc".into(),
+            sources: &[Source::Gpm, Source::Counters, Source::Throughput],
         }
     }
 }

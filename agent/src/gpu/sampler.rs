@@ -44,11 +44,11 @@ const AGAIN: u64 = 60 * SECOND;
 const UTILIZATION: u64 = SECOND / 6;
 
 /// GPM's numbers (`nvml.h`, `nvmlGpmMetricId_t`): `PCIe`, `NVLink`, C2C, each out and in, MiB/s.
-const METRICS: [u32; 6] = [20, 21, 61, 60, 100, 101];
+pub(super) const METRICS: [u32; 6] = [20, 21, 61, 60, 100, 101];
 
 /// Field ids (`nvml.h`): `PCIe` bytes out and in; `NVLink` payload out and in, KiB, with the scope of all links; recovery action.
-const FIELDS: [(u32, u32); 4] = [(197, 0), (198, 0), (138, u32::MAX), (139, u32::MAX)];
-const RECOVERY: (u32, u32) = (230, 0);
+pub(super) const FIELDS: [(u32, u32); 4] = [(197, 0), (198, 0), (138, u32::MAX), (139, u32::MAX)];
+pub(super) const RECOVERY: (u32, u32) = (230, 0);
 
 /// What can be asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -86,6 +86,18 @@ struct Ability {
     refused: Option<String>,
     /// Not before this; `None` with a refusal: never.
     again: Option<Mono>,
+}
+
+/// What is never asked, so that only `sources` tell of bytes.
+fn left_out(sources: &[Source]) -> BTreeMap<Ask, Ability> {
+    let of = [
+        (Ask::Gpm, Source::Gpm),
+        (Ask::Counters, Source::Counters),
+        (Ask::NvLinkCounters, Source::Counters),
+        (Ask::Throughput, Source::Throughput),
+    ];
+    let out = || Ability { refused: Some("left out".to_owned()), ..Ability::default() };
+    of.into_iter().filter(|(_, source)| !sources.contains(source)).map(|(ask, _)| (ask, out())).collect()
 }
 
 /// One GPU and how its readings stand.
@@ -129,7 +141,7 @@ impl Sampler {
             gpu,
             fastest,
             proc: settings.proc.clone(),
-            abilities: BTreeMap::new(),
+            abilities: left_out(settings.sources),
             gpm: None,
             sampled: None,
             gpm_has: None,
