@@ -456,7 +456,8 @@ pub unsafe extern "C" fn nvmlEventSetWait_v2(
         if code != TIMEOUT || left == 0 {
             return code;
         }
-        let step = left.min(20);
+        // The driver's wakes nobody before there is one; this looks ten times a second.
+        let step = left.min(100);
         std::thread::sleep(Duration::from_millis(step.into()));
         left -= step;
     }
