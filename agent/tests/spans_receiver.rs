@@ -32,6 +32,7 @@ use roomtrace::export::counters::{Counters, Reason, Signal};
 use roomtrace::export::otlp::{ForwardConfig, Forwarder, Protocol, QueueConfig};
 use roomtrace::spans::{MAX_SPANS, SchedulerSpan, What};
 use spans_support::{Engine, Release, bytes_of, request_of};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tonic::client::GrpcService as _;
 use tonic::transport::{Channel, Endpoint};
 
@@ -249,6 +250,29 @@ async fn bad_requests_over_http_get_the_answers_that_the_specification_demands()
             ("http", "not_served", 5)
         ]
     );
+}
+
+#[tokio::test]
+async fn a_client_that_still_sends_gets_its_refusal_and_no_reset() {
+    let r = receiver().await;
+    let to = r.listening().http.unwrap();
+    for (path, status) in [("/v1/traces", "413"), ("/v1/logs", "404")] {
+        let mut stream = tokio::net::TcpStream::connect(to).await.unwrap();
+        let length = MAX_MESSAGE + (1 << 20);
+        let head = format!(
+            "POST {path} HTTP/1.1\r\nHost: {to}\r\nContent-Type: application/x-protobuf\r\nContent-Length: {length}\r\n\r\n"
+        );
+        stream.write_all(head.as_bytes()).await.unwrap();
+        // One that is refused long before it is done.
+        for _ in 0..length >> 16 {
+            stream.write_all(&[0; 1 << 16]).await.unwrap();
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        let mut answer = vec![0; 1024];
+        let n = stream.read(&mut answer).await.unwrap();
+        let line = String::from_utf8_lossy(&answer[..n]).lines().next().unwrap().to_owned();
+        assert!(line.starts_with(&format!("HTTP/1.1 {status}")), "{line}");
+    }
 }
 
 #[tokio::test]

@@ -3,6 +3,8 @@
 //! Kernel cost comes from the kernel's own program statistics, pipeline figures from criterion, replay as a ratio against
 //! tshark on the same file in the same run, CPU and memory of a live agent from /proc.
 
+mod spans;
+
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -18,19 +20,41 @@ use crate::workload::{self, Workload};
 /// Arguments.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Only these: kernel, pipeline, replay, live, http, gpu.
+    /// Only these: kernel, pipeline, replay, live, http, spans, gpu.
     parts: Vec<String>,
+    /// Run live, http and spans without optimization, to see that they work: their figures say nothing then.
+    #[arg(long)]
+    debug: bool,
 }
 
 /// A part and how it is run.
-type Part = (&'static str, fn() -> Result<()>);
+type Part = (&'static str, fn(Build) -> Result<()>);
 
-const PARTS: [Part; 6] = [
+/// How the programs under test are built.
+#[derive(Clone, Copy)]
+struct Build {
+    debug: bool,
+}
+
+impl Build {
+    /// Builds a package, or one of its examples, with these arguments.
+    fn build(self, what: &[&str]) -> Result<()> {
+        let profile: &[&str] = if self.debug { &[] } else { &["--release"] };
+        install::cargo(&[&["build", "--quiet"], profile, &["--package"], what].concat())
+    }
+
+    fn program(self, name: &str) -> PathBuf {
+        install::target().join(if self.debug { "debug" } else { "release" }).join(name)
+    }
+}
+
+const PARTS: [Part; 7] = [
     ("kernel", kernel),
     ("pipeline", pipeline),
     ("replay", replay),
     ("live", live),
     ("http", http),
+    ("spans", spans::spans),
     ("gpu", gpu),
 ];
 
@@ -49,12 +73,12 @@ const RECORDED: (u32, u64) = (500, 20);
 /// Runs it.
 pub(crate) fn run(args: &Args) -> Result<()> {
     if let Some(unknown) = args.parts.iter().find(|p| !PARTS.iter().any(|(name, _)| name == p)) {
-        bail!("unknown part `{unknown}`: known are kernel, pipeline, replay, live, http and gpu");
+        bail!("unknown part `{unknown}`: known are kernel, pipeline, replay, live, http, spans and gpu");
     }
     for (name, part) in PARTS {
         if args.parts.is_empty() || args.parts.iter().any(|p| p == name) {
             println!("\n== {name}");
-            part().with_context(|| format!("bench {name}"))?;
+            part(Build { debug: args.debug }).with_context(|| format!("bench {name}"))?;
         }
     }
     Ok(())
@@ -67,7 +91,7 @@ fn cargo(arguments: &[&str]) -> Command {
 }
 
 /// Program run times of an unrelated send and of a captured one.
-fn kernel() -> Result<()> {
+fn kernel(_: Build) -> Result<()> {
     let out = install::output(&mut cargo(&[
         "run",
         "--quiet",
@@ -92,7 +116,7 @@ fn kernel() -> Result<()> {
 }
 
 /// Criterion's own report; elements per second are messages per second.
-fn pipeline() -> Result<()> {
+fn pipeline(_: Build) -> Result<()> {
     install::run(&mut cargo(&[
         "bench",
         "--quiet",
@@ -106,11 +130,11 @@ fn pipeline() -> Result<()> {
 }
 
 /// What reading GPUs costs, of the driver that stands in for the real one.
-fn gpu() -> Result<()> {
+fn gpu(_: Build) -> Result<()> {
     install::run(&mut cargo(&["bench", "--quiet", "--package", "roomtrace", "--bench", "gpus"]))
 }
 
-fn replay() -> Result<()> {
+fn replay(_: Build) -> Result<()> {
     install::debian(&["tshark", "tcpdump"])?;
     install::run(&mut cargo(&["build", "--quiet", "--release", "--package", "roomtrace"]))?;
     let target = install::target();
@@ -175,19 +199,19 @@ fn median(mut of: Vec<f64>) -> f64 {
 }
 
 /// CPU and memory of an agent that watches a steady load of rooms, by frames alone.
-fn live() -> Result<()> {
+fn live(build: Build) -> Result<()> {
     let (rate, seconds) = (LIVE.0.to_string(), LIVE.1.to_string());
     let load = ["load", "--http", "false", "--no-kv", "--rate", &rate, "--duration", &seconds];
-    let watched = watched(&load)?;
+    let watched = watched(build, &load)?;
     let closed = watched.agent.metric("roomtrace_rooms_closed_total", &["role=\"prefill\""])?.unwrap_or(0.0);
     println!("rooms followed                   {closed:>10} in {:.1} s", watched.seconds);
     watched.print("at most 10")
 }
 
 /// The same with requests at a prefill engine's HTTP server and no control traffic.
-fn http() -> Result<()> {
+fn http(build: Build) -> Result<()> {
     let (rate, size, seconds) = (HTTP.0.to_string(), HTTP.1.to_string(), HTTP.2.to_string());
-    let watched = watched(&["http", "--rate", &rate, "--size", &size, "--duration", &seconds])?;
+    let watched = watched(build, &["http", "--rate", &rate, "--size", &size, "--duration", &seconds])?;
     let (rate, size, _) = HTTP;
     println!("requests                         {rate:>10} /s of {size} bytes for {:.1} s", watched.seconds);
     watched.print("at most 5")
@@ -218,32 +242,38 @@ impl Watched {
 }
 
 /// Runs a load of the workload under a fresh agent.
-fn watched(load: &[&str]) -> Result<Watched> {
-    install::debian(&["libzmq3-dev", "pkg-config"])?;
-    install::run(&mut cargo(&["build", "--quiet", "--release", "--package", "roomtrace"]))?;
-    install::run(&mut cargo(&["build", "--quiet", "--release", "--package", "pd-workload"]))?;
-    let target = install::target();
-    let dir = target.join("bench");
-    std::fs::create_dir_all(&dir)?;
-    let agent = match Agent::start(
-        &target.join("release/roomtrace"),
-        &[],
-        &dir.join("events.jsonl"),
-        &dir.join("agent.log"),
-    )? {
-        Start::Observing(agent) => agent,
-        Start::NotPossible(why) => bail!("{why}"),
-    };
-    std::thread::sleep(Duration::from_secs(2));
-    println!("resident memory idle             {:>10.1} MiB (bar: at most 64)", resident(agent.pid())?);
-    let results = dir.join("workload");
-    install::empty(&results)?;
-    let mut workload = Workload::open_as(&target.join("release/pd-workload"), load, &results)?;
+fn watched(build: Build, load: &[&str]) -> Result<Watched> {
+    let agent = agent(build, &[])?;
+    let mut workload = open(build, load)?;
     let before = (Instant::now(), cpu(agent.pid())?);
     workload.results()?;
     let (seconds, used) = (before.0.elapsed().as_secs_f64(), cpu(agent.pid())? - before.1);
     workload.end()?;
     Ok(Watched { agent, seconds, used })
+}
+
+/// A fresh agent that has been idle for a moment.
+fn agent(build: Build, arguments: &[String]) -> Result<Agent> {
+    build.build(&["roomtrace"])?;
+    let dir = install::target().join("bench");
+    std::fs::create_dir_all(&dir)?;
+    let (events, log) = (dir.join("events.jsonl"), dir.join("agent.log"));
+    let agent = match Agent::start(&build.program("roomtrace"), arguments, &events, &log)? {
+        Start::Observing(agent) => agent,
+        Start::NotPossible(why) => bail!("{why}"),
+    };
+    std::thread::sleep(Duration::from_secs(2));
+    println!("resident memory idle             {:>10.1} MiB (bar: at most 64)", resident(agent.pid())?);
+    Ok(agent)
+}
+
+/// A load of the workload that is ready to begin.
+fn open(build: Build, load: &[&str]) -> Result<Workload> {
+    install::debian(&["libzmq3-dev", "pkg-config"])?;
+    build.build(&["pd-workload"])?;
+    let results = install::target().join("bench/workload");
+    install::empty(&results)?;
+    Workload::open_as(&build.program("pd-workload"), load, &results)
 }
 
 /// User and system time of a process, seconds (`/proc/PID/stat`, fields 14 and 15; 100 ticks a second on Linux).

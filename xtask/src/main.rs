@@ -8,6 +8,7 @@ mod dashboards;
 mod demo;
 mod ebpf;
 mod engine;
+mod gpu_check;
 mod install;
 mod lint;
 mod live;
@@ -46,11 +47,13 @@ enum Command {
     Dashboards,
     /// Print what the agent costs.
     Bench(bench::Args),
+    /// On a machine with GPUs: hold what the agent reads of them against copies of known size.
+    GpuCheck(gpu_check::Args),
 }
 
 fn main() -> ExitCode {
     match run(Args::parse().command) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => {
             // One message, whatever RUST_BACKTRACE says.
             eprintln!("Error: {error:#}");
@@ -59,8 +62,10 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(command: Command) -> anyhow::Result<()> {
+fn run(command: Command) -> anyhow::Result<ExitCode> {
     match command {
+        // It has more ends than two.
+        Command::GpuCheck(args) => return gpu_check::run(&args),
         Command::BuildEbpf(args) => ebpf::run(&args),
         Command::Demo(args) => demo::run(&args),
         Command::Test(args) => test::run(&args),
@@ -69,5 +74,6 @@ fn run(command: Command) -> anyhow::Result<()> {
         Command::Lint => lint::run(),
         Command::Live(args) => live::run(&args),
         Command::Bench(args) => bench::run(&args),
-    }
+    }?;
+    Ok(ExitCode::SUCCESS)
 }

@@ -93,6 +93,17 @@ impl Archive {
             "taken_at": stamp(),
         });
         self.json("versions.json", versions)?;
+        // Rooms first: they hold the names that sentences elsewhere are made of.
+        self.rooms("pinned", api, "&pinned=true", PAGES)?;
+        self.rooms("open", api, "&pinned=false", 0)?;
+        self.rooms("closed", api, "&closed=true", 0)?;
+        if let Some(path) = &args.record {
+            for (part, name) in [(before(path), "recording.jsonl.1"), (path.clone(), "recording.jsonl")] {
+                if part.exists() || part == *path {
+                    self.recording(&part, name)?;
+                }
+            }
+        }
         self.json("status.json", status)?;
         match serde_saphyr::to_string(config) {
             Ok(text) => self.text("config.yaml", &text)?,
@@ -106,16 +117,6 @@ impl Archive {
         match remote::fetch(api, "/metrics") {
             Ok((_, text)) => self.text("metrics.txt", &text)?,
             Err(e) => self.failed.push(format!("metrics.txt: {}", e.error)),
-        }
-        self.rooms("pinned", api, "&pinned=true", PAGES)?;
-        self.rooms("open", api, "&pinned=false", 0)?;
-        self.rooms("closed", api, "&closed=true", 0)?;
-        if let Some(path) = &args.record {
-            for (part, name) in [(before(path), "recording.jsonl.1"), (path.clone(), "recording.jsonl")] {
-                if part.exists() || part == *path {
-                    self.recording(&part, name)?;
-                }
-            }
         }
         Ok(())
     }

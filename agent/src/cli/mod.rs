@@ -220,7 +220,7 @@ struct BundleArgs {
     /// A recording of the agent (`run --record`) to go with it.
     #[arg(long, env = "ROOMTRACE_RECORD", value_name = "FILE")]
     record: Option<PathBuf>,
-    /// Replace addresses, names of hosts, containers and pods, and request ids.
+    /// Replace addresses, names of hosts, containers, pods and GPUs, and request ids.
     #[arg(long)]
     anonymous: bool,
 }

@@ -20,7 +20,7 @@ use hyper_util::service::TowerToHyperService;
 use serde::Deserialize;
 use serde_json::json;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 
 use super::counters::{Counters, Reason, Signal};
 use super::metrics::{MetricsSnapshot, Source};
@@ -29,6 +29,7 @@ use super::prometheus::{Format, PhaseDurations, encode};
 use super::query::{Key, PAGE_MAX, QueryError, QueryHandle, RoomsFilter};
 use super::record::Maker;
 use super::{ExportError, Identity};
+use crate::accept::accept;
 use crate::verdict::model::Finding;
 
 /// Clients at once.
@@ -79,31 +80,8 @@ pub(super) async fn bind(listen: SocketAddr) -> Result<TcpListener, ExportError>
 /// Serves until `stop` changes or its sender goes away.
 pub(super) async fn serve(listener: TcpListener, answers: Arc<Answers>, stop: watch::Receiver<bool>) {
     let app = router(answers);
-    let places = Arc::new(Semaphore::new(CONNECTIONS));
-    let mut stopped = stop.clone();
-    loop {
-        let next = async {
-            // A client beyond the limit waits in the kernel's queue.
-            let place = Arc::clone(&places).acquire_owned().await.ok()?;
-            Some((listener.accept().await, place))
-        };
-        let accepted = tokio::select! {
-            _ = stopped.changed() => return,
-            accepted = next => accepted,
-        };
-        match accepted {
-            Some((Ok((stream, _)), place)) => {
-                let (app, stop) = (app.clone(), stop.clone());
-                tokio::spawn(async move {
-                    connection(stream, app, stop).await;
-                    drop(place);
-                });
-            }
-            // No descriptors left, or the client has gone already: try again, but not in a loop that burns.
-            Some((Err(_), _)) => tokio::time::sleep(Duration::from_millis(100)).await,
-            None => return,
-        }
-    }
+    let stopped = stop.clone();
+    accept(listener, CONNECTIONS, stop, |stream| connection(stream, app.clone(), stopped.clone())).await;
 }
 
 async fn connection(stream: TcpStream, app: Router, mut stop: watch::Receiver<bool>) {

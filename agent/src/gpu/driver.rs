@@ -293,7 +293,9 @@ impl Gpu {
             call!(self.nvml, nvmlGpmSampleAlloc(&raw mut sample))?;
             if sample.is_null() { Err(Refused::Nonsense("no GPM sample")) } else { Ok(sample) }
         };
-        Ok(Gpm { gpu: self.clone(), before: alloc()?, after: alloc()?, filled: false })
+        // SAFETY: numbers and pointers only, for all of which zero is a value.
+        let get: Box<c::nvmlGpmMetricsGet_t> = Box::new(unsafe { std::mem::zeroed() });
+        Ok(Gpm { gpu: self.clone(), before: alloc()?, after: alloc()?, filled: false, get })
     }
 }
 
@@ -342,6 +344,8 @@ pub(super) struct Gpm {
     after: c::nvmlGpmSample_t,
     /// `before` holds a sample.
     filled: bool,
+    /// What the driver fills in: 8 KiB, of which each call needs a part.
+    get: Box<c::nvmlGpmMetricsGet_t>,
 }
 
 /// What GPM tells: a rate in MiB/s, or why not.
@@ -351,13 +355,12 @@ impl Gpm {
     /// Takes a sample; from the second on also the mean rates since the last. More than 100 ms must lie between two (`nvml.h`,
     /// GPM: the driver refreshes no faster).
     pub(super) fn rates<const N: usize>(&mut self, metrics: [u32; N]) -> Result<Option<[Rate; N]>, Refused> {
-        let nvml = self.gpu.nvml;
         if let Err(refused) = self.sample() {
             // What the sample holds now is not known.
             self.filled = false;
             return Err(refused);
         }
-        let rates = if self.filled { Some(between(nvml, self.before, self.after, metrics)?) } else { None };
+        let rates = if self.filled { Some(self.between(metrics)?) } else { None };
         std::mem::swap(&mut self.before, &mut self.after);
         self.filled = true;
         Ok(rates)
@@ -371,29 +374,23 @@ impl Gpm {
     fn sample(&self) -> Result<(), Refused> {
         call!(self.gpu.nvml, nvmlGpmSampleGet(self.gpu.handle(), self.after))
     }
-}
 
-fn between<const N: usize>(
-    nvml: &Nvml,
-    before: c::nvmlGpmSample_t,
-    after: c::nvmlGpmSample_t,
-    metrics: [u32; N],
-) -> Result<[Rate; N], Refused> {
-    // SAFETY: numbers and pointers only, for all of which zero is a value.
-    let mut get: Box<c::nvmlGpmMetricsGet_t> = Box::new(unsafe { std::mem::zeroed() });
-    // NVML_GPM_METRICS_GET_VERSION
-    get.version = 1;
-    get.numMetrics = c_uint::try_from(N.min(get.metrics.len())).unwrap_or(0);
-    (get.sample1, get.sample2) = (before, after);
-    for (to, id) in get.metrics.iter_mut().zip(metrics) {
-        (to.metricId, to.nvmlReturn) = (id, c::nvmlReturn_enum_NVML_ERROR_UNKNOWN);
+    fn between<const N: usize>(&mut self, metrics: [u32; N]) -> Result<[Rate; N], Refused> {
+        let get = &mut *self.get;
+        // NVML_GPM_METRICS_GET_VERSION
+        get.version = 1;
+        get.numMetrics = c_uint::try_from(N.min(get.metrics.len())).unwrap_or(0);
+        (get.sample1, get.sample2) = (self.before, self.after);
+        for (to, id) in get.metrics.iter_mut().zip(metrics) {
+            (to.metricId, to.nvmlReturn, to.value) = (id, c::nvmlReturn_enum_NVML_ERROR_UNKNOWN, 0.0);
+        }
+        call!(self.gpu.nvml, nvmlGpmMetricsGet(&raw mut *get))?;
+        Ok(std::array::from_fn(|n| {
+            let metric = get.metrics.get(n).ok_or(Refused::NotSupported)?;
+            checked(metric.nvmlReturn)?;
+            Ok(metric.value)
+        }))
     }
-    call!(nvml, nvmlGpmMetricsGet(&raw mut *get))?;
-    Ok(std::array::from_fn(|n| {
-        let metric = get.metrics.get(n).ok_or(Refused::NotSupported)?;
-        checked(metric.nvmlReturn)?;
-        Ok(metric.value)
-    }))
 }
 
 /// Events of all GPUs.

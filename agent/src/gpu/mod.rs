@@ -5,6 +5,7 @@
 //! hangs, its readings stop, and what was not read is not measured. Nobody waits for these threads, at the end neither. Readings go
 //! over one bounded channel. `counter`, `quiet`, `windows` and `model` are pure; `driver` is the only file with unsafe code.
 
+mod calls;
 mod counter;
 mod driver;
 pub mod model;
@@ -22,6 +23,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
+pub use calls::{Called, each_call};
 pub use counter::{Count, Counters, Told, Unusable, Width, bytes_at, bytes_between, fastest_pcie};
 pub use standing::{GpuStanding, Library, Standing};
 
@@ -31,6 +33,7 @@ use driver::{Driver, Events, Gpu, TROUBLE, XID};
 use model::{MAX_GPUS, Reading, What};
 use sampler::Sampler;
 use standing::Watched;
+use windows::Source;
 
 /// Readings that wait at most: more than all GPUs give in a second.
 const READINGS: usize = 4096;
@@ -55,6 +58,8 @@ pub struct Settings {
     pub busy: Duration,
     /// `/proc`, or what stands for it.
     pub proc: String,
+    /// Sources of bytes that are asked. All of them, unless they are to be compared: the surest that a GPU has hides the others.
+    pub sources: &'static [Source],
 }
 
 impl Default for Settings {
@@ -64,6 +69,7 @@ impl Default for Settings {
             idle: Duration::from_secs(1),
             busy: Duration::from_millis(125),
             proc: "/proc".into(),
+            sources: &[Source::Gpm, Source::Counters, Source::Throughput],
         }
     }
 }
@@ -296,14 +302,31 @@ fn read_gpu(
     send(readings, watched, Reading { at: monotonic(), index, what: What::Named(name.into()) });
     let mut listens = true;
     while listens && !pace.stopped() {
-        let began = Instant::now();
+        let began = monotonic();
         sampler.turn(&mut |at, what| listens &= send(readings, watched, Reading { at, index, what }));
-        let mut pause = sampler.pause(settings, pace.busy.load(Ordering::Relaxed));
-        while !pace.stopped() && began.elapsed() < pause {
-            thread::park_timeout(pause.saturating_sub(began.elapsed()));
-            pause = sampler.pause(settings, pace.busy.load(Ordering::Relaxed));
+        let due = || {
+            let pause = sampler.pause(settings, pace.busy.load(Ordering::Relaxed));
+            let seldom = pause > settings.busy;
+            next_turn(began, pause, if seldom { settings.busy * index } else { Duration::ZERO })
+        };
+        let mut left = due().since(monotonic());
+        while !pace.stopped() && left > 0 {
+            thread::park_timeout(Duration::from_nanos(left));
+            left = due().since(monotonic());
         }
     }
+}
+
+/// When the turn after one that began at `began` is due, about `pause` later. Threads that read often do so at the same moments: a
+/// processor that is awake for one of them is so for all, which costs a third less than eight that wake it one after the other.
+/// Those that read seldom are `apart`, so that calls that take long do not meet in the driver.
+fn next_turn(began: Mono, pause: Duration, apart: Duration) -> Mono {
+    let nanos = |d: Duration| u64::try_from(d.as_nanos()).unwrap_or(u64::MAX);
+    let pause = nanos(pause).max(1);
+    let phase = nanos(apart) % pause;
+    // The nearest that is neither this turn's own moment, where it was a little early, nor one that is nearly there.
+    let turns = began.0.saturating_add(pause / 2).saturating_sub(phase) / pause + 1;
+    Mono(turns.saturating_mul(pause).saturating_add(phase))
 }
 
 /// Hands a reading on; `false`: nobody listens any more.
@@ -352,4 +375,24 @@ pub fn look_once(settings: &Settings, limit: Duration) -> Standing {
         }
     }
     shared.lock().unwrap_or_else(PoisonError::into_inner).clone()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_that_read_often_do_so_at_the_same_moments_and_seldom_apart() {
+        let ms = |n: u64| Mono(n * 1_000_000);
+        let (busy, idle) = (Duration::from_millis(125), Duration::from_secs(1));
+        for gpu in 0..8 {
+            let (apart, n) = (busy * gpu, u64::from(gpu));
+            // However late, or a little early, a turn began.
+            for (began, due) in [(1000, 1125), (999, 1125), (1060, 1125), (1063, 1250)] {
+                assert_eq!(next_turn(ms(began), busy, Duration::ZERO), ms(due), "{began}");
+            }
+            assert_eq!(next_turn(ms(5000 + 125 * n), idle, apart), ms(6000 + 125 * n));
+        }
+        assert_eq!(next_turn(Mono(7), Duration::ZERO, busy), Mono(8));
+    }
 }

@@ -43,12 +43,15 @@ const AGAIN: u64 = 60 * SECOND;
 /// A utilisation is of the last sixth of a second to second (`nvml.h`): taken for the former, so that it never claims time it is not of.
 const UTILIZATION: u64 = SECOND / 6;
 
+/// It is asked no closer than this. Readings are closer where a narrow counter is read; those of a utilisation overlap then all the same.
+const UTILIZATION_APART: u64 = UTILIZATION / 2;
+
 /// GPM's numbers (`nvml.h`, `nvmlGpmMetricId_t`): `PCIe`, `NVLink`, C2C, each out and in, MiB/s.
-const METRICS: [u32; 6] = [20, 21, 61, 60, 100, 101];
+pub(super) const METRICS: [u32; 6] = [20, 21, 61, 60, 100, 101];
 
 /// Field ids (`nvml.h`): `PCIe` bytes out and in; `NVLink` payload out and in, KiB, with the scope of all links; recovery action.
-const FIELDS: [(u32, u32); 4] = [(197, 0), (198, 0), (138, u32::MAX), (139, u32::MAX)];
-const RECOVERY: (u32, u32) = (230, 0);
+pub(super) const FIELDS: [(u32, u32); 4] = [(197, 0), (198, 0), (138, u32::MAX), (139, u32::MAX)];
+pub(super) const RECOVERY: (u32, u32) = (230, 0);
 
 /// What can be asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -88,6 +91,18 @@ struct Ability {
     again: Option<Mono>,
 }
 
+/// What is never asked, so that only `sources` tell of bytes.
+fn left_out(sources: &[Source]) -> BTreeMap<Ask, Ability> {
+    let of = [
+        (Ask::Gpm, Source::Gpm),
+        (Ask::Counters, Source::Counters),
+        (Ask::NvLinkCounters, Source::Counters),
+        (Ask::Throughput, Source::Throughput),
+    ];
+    let out = || Ability { refused: Some("left out".to_owned()), ..Ability::default() };
+    of.into_iter().filter(|(_, source)| !sources.contains(source)).map(|(ask, _)| (ask, out())).collect()
+}
+
 /// One GPU and how its readings stand.
 pub(super) struct Sampler {
     gpu: Gpu,
@@ -101,12 +116,15 @@ pub(super) struct Sampler {
     pcie: Counters,
     nvlink: Counters,
     throughput_at: Mono,
+    utilization_at: Mono,
     health_at: Mono,
     processes_at: Mono,
     processes: Option<Vec<u32>>,
     health: [Option<u64>; 2],
     lost: bool,
     narrow: bool,
+    /// How the readings stand is another than was told last.
+    changed: bool,
     watched: Watched,
 }
 
@@ -129,19 +147,21 @@ impl Sampler {
             gpu,
             fastest,
             proc: settings.proc.clone(),
-            abilities: BTreeMap::new(),
+            abilities: left_out(settings.sources),
             gpm: None,
             sampled: None,
             gpm_has: None,
             pcie: Counters::new(Link::Pcie, 1, fastest),
             nvlink: Counters::new(Link::NvLink, 1024, FASTEST_NVLINK),
             throughput_at: Mono(0),
+            utilization_at: Mono(0),
             health_at: Mono(0),
             processes_at: Mono(0),
             processes: None,
             health: [None; 2],
             lost: false,
             narrow: false,
+            changed: true,
             watched,
         }
     }
@@ -176,7 +196,9 @@ impl Sampler {
             self.processes_at = now;
             self.processes(out);
         }
-        self.tell();
+        if std::mem::take(&mut self.changed) {
+            self.tell();
+        }
     }
 
     /// Asks for one kind of reading, unless it is known that there is none.
@@ -221,6 +243,7 @@ impl Sampler {
             out(at, if lost { What::Lost } else { What::Back });
         }
         let ability = self.abilities.entry(ask).or_default();
+        self.changed |= refused.is_some() || ability.refused.is_some();
         match refused {
             // One answer holds several counters, each of which may be refused for itself.
             None if matches!(ask, Ask::Counters | Ask::NvLinkCounters) => {}
@@ -322,7 +345,7 @@ impl Sampler {
                 _ => self.watched.count(|s| s.nonsense += 1),
             }
         }
-        self.gpm_has = Some(has);
+        self.changed |= self.gpm_has.replace(has) != Some(has);
     }
 
     fn counters(&mut self, out: &mut dyn FnMut(Mono, What)) {
@@ -360,7 +383,8 @@ impl Sampler {
         let counters = if ask == Ask::Counters { &mut self.pcie } else { &mut self.nvlink };
         let told = match told {
             Ok(told) => {
-                self.abilities.insert(ask, Ability::default());
+                let before = self.abilities.insert(ask, Ability::default());
+                self.changed |= before.is_some_and(|ability| ability.refused.is_some());
                 told
             }
             Err(refused) => {
@@ -404,6 +428,11 @@ impl Sampler {
     }
 
     fn utilization(&mut self, out: &mut dyn FnMut(Mono, What)) {
+        let now = monotonic();
+        if now.since(self.utilization_at) < UTILIZATION_APART {
+            return;
+        }
+        self.utilization_at = now;
         let asked = self.ask(Ask::Utilization, "nvmlDeviceGetUtilizationRates", out, |s| s.gpu.utilization());
         if let Some((percent, before, after)) = asked {
             out(after, What::Computed(Mono(before.0.saturating_sub(UTILIZATION)), percent));
@@ -443,6 +472,7 @@ impl Sampler {
         // Also where nothing changed: a reading may find no place on its way.
         if let Some((pids, _, at)) = asked {
             self.processes = Some(pids.clone());
+            self.changed = true;
             out(at, What::Processes(pids));
         }
     }

@@ -189,8 +189,7 @@ impl RoomTable {
         if r.rid.is_none() {
             r.rid = rid.map(Into::into);
         }
-        let seen =
-            LegView { begun: a.at, first_byte: None, ended: None, status: None, out_of_sight: false };
+        let seen = LegView { begun: a.at, first_byte: None, ended: None, status: None, out_of_sight: false };
         let mut leg = Leg {
             seen,
             key: a.key,

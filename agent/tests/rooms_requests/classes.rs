@@ -124,7 +124,11 @@ fn an_empty_prealloc_queue_says_that_decode_has_lost_it() {
     w.gauges(Role::Decode, 0, 0, 0);
     w.wait(2000);
     let v = w.verdict(ROOM);
-    assert_eq!((v.class, v.confidence), (Class::MetadataMissing, Confidence::Possible), "its server may have it");
+    assert_eq!(
+        (v.class, v.confidence),
+        (Class::MetadataMissing, Confidence::Possible),
+        "its server may have it"
+    );
     w.wait(33_000);
     w.gauges(Role::Decode, 0, 0, 0);
     w.wait(15_000);

@@ -182,7 +182,7 @@ impl Intake {
     /// Reads a body of at most `limit` bytes, with the right to keep it.
     pub(super) async fn read(
         &self,
-        body: Incoming,
+        body: &mut Incoming,
         limit: usize,
     ) -> Result<(Bytes, Option<OwnedSemaphorePermit>), Refusal> {
         let size = body.size_hint();

@@ -23,10 +23,11 @@ use opentelemetry_proto::tonic::collector::trace::v1::{
 };
 use prost::Message as _;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 
 use super::intake::{Accepted, FRAME, Intake, MAX_MESSAGE, Protocol, RETRY, Refusal};
 use super::status::{RetryInfo, Status};
+use crate::accept::accept;
 
 /// Clients of one transport at once: every process of an engine has a connection of its own.
 const CONNECTIONS: usize = 256;
@@ -39,6 +40,9 @@ const HEAD: usize = 16 << 10;
 
 /// Time for a request's head to arrive over HTTP, and how often a silent gRPC peer is asked whether it lives.
 const ALIVE: Duration = Duration::from_secs(30);
+
+/// How much of a message that is refused is read on and thrown away, and for how long: 16 of the longest.
+const LINGER: (usize, Duration) = (16 * MAX_MESSAGE, Duration::from_secs(5));
 
 /// Where gRPC exports traces to.
 const METHOD: &str = "/opentelemetry.proto.collector.trace.v1.TraceService/Export";
@@ -55,32 +59,15 @@ pub(super) async fn serve(
     intake: Arc<Intake>,
     stop: watch::Receiver<bool>,
 ) {
-    let places = Arc::new(Semaphore::new(CONNECTIONS));
-    let mut stopped = stop.clone();
-    loop {
-        let next = async {
-            // A client beyond the limit waits in the kernel's queue.
-            let place = Arc::clone(&places).acquire_owned().await.ok()?;
-            Some((listener.accept().await, place))
-        };
-        let accepted = tokio::select! {
-            _ = stopped.changed() => return,
-            accepted = next => accepted,
-        };
-        match accepted {
-            Some((Ok((stream, _)), place)) => {
-                let (intake, stop) = (Arc::clone(&intake), stop.clone());
-                tokio::spawn(async move {
-                    match protocol {
-                        Protocol::Grpc => grpc_connection(stream, intake, stop).await,
-                        Protocol::Http => http_connection(stream, intake, stop).await,
-                    }
-                    drop(place);
-                });
-            }
-            // No descriptors left, or the client has gone already: try again, but not in a loop that burns.
-            Some((Err(_), _)) => tokio::time::sleep(Duration::from_millis(100)).await,
-            None => return,
+    let stopped = stop.clone();
+    match protocol {
+        Protocol::Grpc => {
+            let serve = |stream| grpc_connection(stream, Arc::clone(&intake), stopped.clone());
+            accept(listener, CONNECTIONS, stop, serve).await;
+        }
+        Protocol::Http => {
+            let serve = |stream| http_connection(stream, Arc::clone(&intake), stopped.clone());
+            accept(listener, CONNECTIONS, stop, serve).await;
         }
     }
 }
@@ -156,13 +143,13 @@ async fn grpc(intake: &Intake, request: Request<Incoming>) -> Response<Body> {
     }
 }
 
-async fn grpc_message(intake: &Intake, headers: &HeaderMap, body: Incoming) -> Result<Accepted, Refusal> {
+async fn grpc_message(intake: &Intake, headers: &HeaderMap, mut body: Incoming) -> Result<Accepted, Refusal> {
     let gzip = match text(headers, &HeaderName::from_static("grpc-encoding")) {
         "" | "identity" => false,
         "gzip" => true,
         _ => return Err(Refusal::Encoding),
     };
-    let (mut frame, _permit) = intake.read(body, MAX_MESSAGE + FRAME).await?;
+    let (mut frame, _permit) = intake.read(&mut body, MAX_MESSAGE + FRAME).await?;
     let cut = || Refusal::Malformed("not one whole gRPC message".to_owned());
     let head = frame.split_to(FRAME.min(frame.len()));
     let &[compressed, a, b, c, d] = head.as_ref() else { return Err(cut()) };
@@ -241,7 +228,7 @@ fn percent_encoded(text: &str) -> String {
 }
 
 async fn http(intake: &Intake, request: Request<Incoming>) -> Response<Body> {
-    let (head, body) = request.into_parts();
+    let (head, mut body) = request.into_parts();
     let kind = text(&head.headers, &header::CONTENT_TYPE).split(';').next().unwrap_or_default().trim();
     let (found, posted) = (head.uri.path() == PATH, head.method == Method::POST);
     let (refused, taken) = match (found, posted, kind) {
@@ -253,16 +240,39 @@ async fn http(intake: &Intake, request: Request<Incoming>) -> Response<Body> {
         }
     };
     let taken = match taken {
-        Ok(()) => http_message(intake, &head.headers, body).await,
+        Ok(()) => http_message(intake, &head.headers, &mut body).await,
         Err(why) => Err(Refusal::NotServed(why)),
     };
+    // What has not come by now is not waited for again.
+    if taken.as_ref().is_err_and(|refusal| *refusal != Refusal::Slow) {
+        linger(&mut body).await;
+    }
     match intake.count(Protocol::Http, taken) {
         Ok(accepted) => answer(StatusCode::OK, response(accepted).into()),
         Err(refusal) => http_refusal(&refusal, refused),
     }
 }
 
-async fn http_message(intake: &Intake, headers: &HeaderMap, body: Incoming) -> Result<Accepted, Refusal> {
+/// Reads on for a while before a refusal. hyper closes a connection of which it has not read everything, and a client that still sends is
+/// reset then: the answer can be lost with that.
+async fn linger(body: &mut Incoming) {
+    let (mut left, longest) = LINGER;
+    let rest = async {
+        while let Some(Ok(frame)) = body.frame().await
+            && left > 0
+        {
+            left = left.saturating_sub(frame.data_ref().map_or(0, Bytes::len));
+        }
+    };
+    // Whoever sends for longer is closed upon.
+    let _ = tokio::time::timeout(longest, rest).await;
+}
+
+async fn http_message(
+    intake: &Intake,
+    headers: &HeaderMap,
+    body: &mut Incoming,
+) -> Result<Accepted, Refusal> {
     let gzip = match text(headers, &header::CONTENT_ENCODING) {
         "" | "identity" => false,
         "gzip" => true,

@@ -1,4 +1,5 @@
-//! For tests: a library with NVML's C interface that answers as a script says. It is loaded the way a driver's is.
+//! For tests: a library with NVML's C interface that answers as a script says. It is loaded the way a driver's is. It also exports
+//! what of the CUDA driver's interface copies bytes (`cuda`).
 //!
 //! The layouts are written down here again, from `nvml.h` 13.5, and not taken from the bindings that the agent uses: so the two check
 //! each other. A symbol is taken away by renaming it in a copy of the built library.
@@ -17,6 +18,7 @@
     reason = "a C interface for tests: whoever calls it passes what nvml.h asks for"
 )]
 
+mod cuda;
 mod script;
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
@@ -228,8 +230,7 @@ pub unsafe extern "C" fn nvmlDeviceGetUUID(device: *mut c_void, to: *mut c_char,
             *to.add(1) = 0;
             return OK;
         }
-        let own = s.text(&format!("{gpu}.uuid")).map(str::to_owned);
-        put(&own.unwrap_or_else(|| format!("GPU-{gpu:08}-0000-0000-0000-000000000000")), to, room)
+        put(&s.uuid(gpu), to, room)
     })
 }
 
@@ -287,19 +288,26 @@ pub unsafe extern "C" fn nvmlDeviceGetMaxPcieLinkWidth(device: *mut c_void, to: 
     })
 }
 
-/// Takes its 20 ms, as the driver's does.
+/// Takes its 20 ms, as the driver's does, and tells what moved in them.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetPcieThroughput(
     device: *mut c_void,
     counter: c_uint,
     to: *mut c_uint,
 ) -> Return {
+    let gpu = (device as usize).wrapping_sub(0x1000);
+    let before = with(|s| if gpu < s.gpus() { s.moved(gpu) } else { Moved::default() });
     std::thread::sleep(Duration::from_millis(20));
     of(device, "nvmlDeviceGetPcieThroughput", |s, gpu| unsafe {
         if s.of::<u32>(gpu, "throughput") == Some(0) || s.of::<u32>(gpu, "virtualization") == Some(2) {
             return NOT_SUPPORTED;
         }
-        let rate: f64 = s.of(gpu, if counter == 0 { "pcie_tx" } else { "pcie_rx" }).unwrap_or(0.0);
+        let (now, way) = (s.moved(gpu), usize::from(counter != 0));
+        let seconds = match (before.at, now.at) {
+            (Some(before), Some(now)) => now.duration_since(before).as_secs_f64().max(1e-6),
+            _ => return INVALID_ARGUMENT,
+        };
+        let rate = (now.pcie[way] - before.pcie[way]) / seconds;
         *to = if s.is(gpu, "nonsense") { c_uint::MAX } else { (rate / 1e3) as c_uint };
         OK
     })
@@ -448,7 +456,8 @@ pub unsafe extern "C" fn nvmlEventSetWait_v2(
         if code != TIMEOUT || left == 0 {
             return code;
         }
-        let step = left.min(20);
+        // The driver's wakes nobody before there is one; this looks ten times a second.
+        let step = left.min(100);
         std::thread::sleep(Duration::from_millis(step.into()));
         left -= step;
     }

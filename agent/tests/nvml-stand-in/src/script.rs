@@ -24,6 +24,8 @@
 //! | `N.pids` | processes, by comma |
 //! | `N.stride` | bytes per process: 24, or 32 as early R535 drivers had it (24) |
 //! | `N.nonsense` | 1: succeeds with values that cannot be |
+//! | `copy_rate` | bytes per second of a copy through CUDA (2.5e10) |
+//! | `N.seen` | share of such a copy that the counters show (1) |
 //! | `xids` | events `N:XID`, by space; each is told once, in order |
 
 use std::collections::BTreeMap;
@@ -49,11 +51,14 @@ pub(crate) struct Script {
     moved: BTreeMap<usize, Moved>,
     /// Events told so far.
     pub(crate) told: usize,
+    /// The GPU that is copied to and from.
+    pub(crate) current: usize,
 }
 
 impl Script {
     pub(crate) fn new(path: PathBuf) -> Self {
-        Self { path, stamp: None, looked: None, keys: BTreeMap::new(), moved: BTreeMap::new(), told: 0 }
+        let (keys, moved) = (BTreeMap::new(), BTreeMap::new());
+        Self { path, stamp: None, looked: None, keys, moved, told: 0, current: 0 }
     }
 
     /// Reads the file again where it has changed. What moved until now moved at the old rates.
@@ -101,6 +106,11 @@ impl Script {
         ["nvlink_tx", "nvlink_rx"].iter().any(|k| self.of::<f64>(gpu, k).is_some())
     }
 
+    pub(crate) fn uuid(&self, gpu: usize) -> String {
+        let own = self.text(&format!("{gpu}.uuid")).map(str::to_owned);
+        own.unwrap_or_else(|| format!("GPU-{gpu:08}-0000-0000-0000-000000000000"))
+    }
+
     /// What `function` is to answer and how long it takes, for one GPU or in general.
     pub(crate) fn rule<T: std::str::FromStr>(
         &self,
@@ -134,6 +144,15 @@ impl Script {
         }
         (moved.at, moved.wall) = (Some(now), wall());
         *moved
+    }
+
+    /// Bytes were copied, out (0) or in (1).
+    pub(crate) fn copied(&mut self, gpu: usize, way: usize, bytes: usize) {
+        let seen = self.of::<f64>(gpu, "seen").unwrap_or(1.0);
+        self.moved(gpu);
+        if let Some(moved) = self.moved.get_mut(&gpu) {
+            moved.pcie[way] += bytes as f64 * seen;
+        }
     }
 
     /// The next event that was not told: GPU and Xid.
