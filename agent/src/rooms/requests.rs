@@ -143,6 +143,7 @@ impl RoomTable {
         }
         if here && let Some(e) = self.engines.get_mut(engine) {
             e.followed.get_or_insert(at);
+            e.heard.get_or_insert(at);
         }
         let a = &connection.addresses;
         let (client, server) = if here { (a.peer, a.local) } else { (a.local, a.peer) };

@@ -181,6 +181,8 @@ pub(crate) struct RequestFacts {
     pub(crate) open: [bool; 2],
     /// Known never to have come to the engine of this host.
     pub(crate) never_begun: [bool; 2],
+    /// It has not come to the prefill engine of this host, the requests of which are seen: it may be on its way.
+    pub(crate) not_come: bool,
     /// A second request with this room came while the first was open.
     pub(crate) duplicate: Option<Mono>,
     /// Prefill's DP rank that registered for the room.

@@ -23,6 +23,9 @@ const COMPUTED: u64 = 45 * SECOND;
 /// A prompt of more pages may take longer than that to compute (at 64 tokens each, the largest usual page).
 const SHORT_PROMPT: u64 = 1024;
 
+/// A page may take so long to be moved: 64 tokens of 20 KB each, the smallest models' over TCP at 10 Gbit/s, or one token of the largest.
+const PAGE: u64 = SECOND / 1000;
+
 /// Fewer concluded rooms of a pair say nothing of what is usual ("cold start").
 const WARM: u32 = 100;
 
@@ -223,6 +226,14 @@ fn neither_queued_nor_computing(f: &Facts) -> bool {
         || (long && f.engine_idle != Some(false) && (alone || f.request.later_finished >= OVERTAKEN))
 }
 
+/// Whether counters that stand still speak of this room: the engine has its request, and its pages can have been moved by now,
+/// which no counter tells.
+fn stuck(f: &Facts) -> bool {
+    f.engine_idle == Some(true)
+        && !f.request.not_come
+        && f.running() >= f.limits.floor.saturating_add(f.pages.saturating_mul(PAGE))
+}
+
 /// Raises what a second source settles.
 pub(super) fn weigh(f: &Facts, mut j: Judgement) -> Judgement {
     // What is not pinned yet waits for its engine to go on.
@@ -240,7 +251,7 @@ pub(super) fn weigh(f: &Facts, mut j: Judgement) -> Judgement {
         // only the engine's own numbers exclude both.
         Class::TransferNotConcluded | Class::TransferWorkerSilent if judge_gpus::silent(f) => true,
         Class::TransferNotConcluded | Class::TransferWorkerSilent | Class::ReceiverSilent => {
-            passed(f) || f.engine_idle == Some(true) || judge_spans::computed(f)
+            passed(f) || stuck(f) || judge_spans::computed(f)
         }
         _ => false,
     };

@@ -102,6 +102,11 @@ fn what_the_scheduler_may_not_have_yet_is_never_likely_by_its_counts() {
         w.wait(11_000);
     }
     assert_eq!(verdict(&w, pinned), Some((Class::TransferNotConcluded, Confidence::Likely)));
+    // What is likely stays so when another request comes that is not counted yet.
+    w.request(Role::Prefill, ROOM + 2);
+    w.gauges(Role::Prefill, 1, 0, 7);
+    w.wait(2000);
+    assert_eq!(verdict(&w, pinned), Some((Class::TransferNotConcluded, Confidence::Likely)));
     // Counted both.
     let mut w = Web::new(Sees::Prefill);
     for room in [ROOM, pinned] {
@@ -113,6 +118,36 @@ fn what_the_scheduler_may_not_have_yet_is_never_likely_by_its_counts() {
         w.wait(11_000);
     }
     assert_eq!(verdict(&w, ROOM), Some((Class::TransferNotConcluded, Confidence::Likely)));
+}
+
+/// METADATA is there, and the request is still being sent to prefill: counters that stand still are about another room.
+#[test]
+fn a_request_that_has_not_come_is_never_likely_by_counters() {
+    let mut w = Web::new(Sees::Prefill);
+    w.request(Role::Prefill, ROOM + 1);
+    transfers(&mut w, ROOM + 1);
+    w.wait(1000);
+    transfers(&mut w, ROOM);
+    for n in 0..3 {
+        w.gauges(Role::Prefill, 1, 0, 7);
+        w.wait(11_000);
+        assert_eq!(verdict(&w, ROOM).map(|v| v.1), Some(Confidence::Possible), "{n}");
+    }
+    assert_eq!(verdict(&w, ROOM + 1), Some((Class::TransferNotConcluded, Confidence::Likely)));
+}
+
+/// A page may take a millisecond to be moved, which no counter shows.
+#[test]
+fn what_is_long_to_move_is_not_likely_before_it_can_have_been() {
+    let mut w = Web::new(Sees::Prefill);
+    w.request(Role::Prefill, ROOM);
+    w.ask(ROOM, &decode(0), &prefill(0), |m| m.pages = 60_000);
+    for n in 0..8 {
+        w.gauges(Role::Prefill, 1, 0, 7);
+        w.wait(11_000);
+        let sure = if n < 6 { Confidence::Possible } else { Confidence::Likely };
+        assert_eq!(verdict(&w, ROOM), Some((Class::TransferNotConcluded, sure)), "{n}");
+    }
 }
 
 /// Nor by rooms that pass it, whatever waits inside.

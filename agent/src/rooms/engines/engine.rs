@@ -72,9 +72,9 @@ pub(super) struct Numbers {
     progress: Option<u64>,
     /// Since when progress stands still with something in flight and nothing waiting.
     idle_since: Option<Mono>,
-    /// Whether what it counts is at least what is open at its server: else its scheduler may not have got a request yet.
-    #[serde(default)]
-    whole: bool,
+    /// When, since then, it last counted at least what was open at its server: all that had come had reached its scheduler.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    whole: Option<Mono>,
     /// When progress last moved.
     moved: Option<Mono>,
     waiting: Option<u64>,
@@ -94,6 +94,8 @@ pub(crate) struct Engine {
     pub(crate) looked: Option<Mono>,
     /// Since when requests to it are seen at its own end, room and all.
     pub(crate) followed: Option<Mono>,
+    /// Since when some are, an agent before this one included.
+    pub(crate) heard: Option<Mono>,
     /// When a request to it last may have passed unseen, or without its room.
     pub(crate) blind: Option<Mono>,
     /// Open requests with a room in order of their beginning, with the slot of their first room.
@@ -166,6 +168,7 @@ impl Engine {
         self.pauses.extend(old.pauses);
         self.open.extend(old.open);
         self.followed = [self.followed, old.followed].into_iter().flatten().min();
+        self.heard = [self.heard, old.heard].into_iter().flatten().min();
         self.blind = self.blind.max(old.blind);
     }
 
@@ -239,7 +242,7 @@ impl Engine {
             at,
             progress: g.progress,
             idle_since,
-            whole,
+            whole: idle_since.and(if whole { Some(at) } else { old.and_then(|n| n.whole) }),
             moved,
             waiting: g.waiting.filter(|_| !g.stale),
         });
@@ -253,8 +256,11 @@ impl Engine {
     /// known.
     pub(crate) fn idle(&self, now: Mono, from: Mono) -> Option<bool> {
         let n = self.numbers.filter(|n| now.since(n.at) <= STALE)?;
-        let long = if n.whole { STILL } else { SERVED };
-        if n.idle_since.is_some_and(|since| n.at.since(since.max(from)) >= long) {
+        let still = |since: Mono| {
+            let since = since.max(from);
+            n.whole.is_some_and(|at| at.since(since) >= STILL) || n.at.since(since) >= SERVED
+        };
+        if n.idle_since.is_some_and(still) {
             return Some(true);
         }
         n.moved.is_some_and(|at| now.since(at) < STILL).then_some(false)

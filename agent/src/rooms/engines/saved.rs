@@ -48,6 +48,8 @@ pub(crate) struct SavedEngine {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     clear: Vec<Mono>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    heard: Option<Mono>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     numbers: Option<Numbers>,
 }
 
@@ -87,6 +89,7 @@ impl Engines {
             finished: e.finished.iter().copied().collect(),
             asked: e.asked.iter().copied().collect(),
             clear: e.clear.iter().copied().collect(),
+            heard: e.heard,
             numbers: e.numbers,
         }
     }
@@ -123,6 +126,7 @@ impl Engines {
             let Some(e) = self.get_mut(id) else { continue };
             e.role = e.role.or(saved.role);
             (e.task, e.stops, e.stopped, e.numbers) = (saved.task, saved.stops, saved.since, saved.numbers);
+            e.heard = saved.heard;
             e.pauses = saved.pauses.into_iter().take(MAX_PAUSES).collect();
             let rings =
                 [(&mut e.finished, saved.finished), (&mut e.asked, saved.asked), (&mut e.clear, saved.clear)];

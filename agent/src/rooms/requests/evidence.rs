@@ -56,6 +56,8 @@ impl RoomTable {
             servers: [prefill, decode].map(|e| e.and_then(|e| e.address)),
             open: [Role::Prefill, Role::Decode].map(|r| room.held_by_request(r)),
             never_begun: [Role::Prefill, Role::Decode].map(|r| self.never_begun(room, r)),
+            not_come: prefill.and_then(|e| e.heard).is_some_and(|since| since <= room.opened_at)
+                && request.is_none_or(|r| r.leg(Role::Prefill).is_none() && r.unplaced().next().is_none()),
             duplicate: request.and_then(|r| r.duplicate),
             dp_rank: request.and_then(|r| r.dp_rank),
             held: role == Role::Prefill && view.terminal.is_some() && room.held_by_request(Role::Prefill),
