@@ -154,7 +154,14 @@ fn panel(p: &Panel, id: usize, (x, y): (u32, u32)) -> Value {
                 {"color": "green", "value": null}, {"color": "red", "value": red}
             ]});
             let reduce = json!({"calcs": ["lastNotNull"], "fields": "", "values": false});
-            ("stat", json!({"reduceOptions": reduce, "colorMode": "background", "graphMode": "none"}))
+            (
+                "stat",
+                json!({
+                    "reduceOptions": reduce, "colorMode": "background", "graphMode": "none", "justifyMode": "auto",
+                    "textMode": "auto", "wideLayout": true, "showPercentChange": false,
+                    "percentChangeColorMode": "standard", "orientation": "auto"
+                }),
+            )
         }
         Show::Lines | Show::Stack => {
             let mode = if p.show == Show::Stack { "normal" } else { "none" };
@@ -166,12 +173,15 @@ fn panel(p: &Panel, id: usize, (x, y): (u32, u32)) -> Value {
                 json!({"displayMode": "list", "placement": "bottom", "showLegend": true, "calcs": []});
             ("timeseries", json!({"legend": legend, "tooltip": {"mode": "multi", "sort": "desc"}}))
         }
-        Show::Table => ("table", json!({"showHeader": true})),
+        Show::Table => ("table", json!({"showHeader": true, "frameIndex": 0})),
         Show::Heat => (
             "heatmap",
             json!({
                 "calculate": false, "yAxis": {"unit": p.unit, "axisPlacement": "left"},
-                "color": {"mode": "scheme", "scheme": "Turbo", "steps": 64},
+                "color": {
+                    "mode": "scheme", "scheme": "Turbo", "fill": "dark-orange", "exponent": 0.5, "steps": 64, "reverse": false
+                },
+                "showValue": "auto", "tooltip": {"mode": "single", "yHistogram": false, "showColorScale": false},
                 "exemplars": {"color": "rgba(255,255,255,0.8)"}, "legend": {"show": true}
             }),
         ),
@@ -199,7 +209,7 @@ fn trace(id: usize, y: u32) -> Value {
         "datasource": {"type": "jaeger", "uid": TRACES},
         "gridPos": {"x": 0, "y": y, "w": 24, "h": 10},
         "fieldConfig": {"defaults": {}, "overrides": []},
-        "options": {"showHeader": true},
+        "options": {"showHeader": true, "frameIndex": 0},
         "targets": [{
             "refId": "A", "datasource": {"type": "jaeger", "uid": TRACES},
             "queryType": "search", "service": "roomtrace", "tags": "sglang.pd.room=\"$room\"", "limit": 20
