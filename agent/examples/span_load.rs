@@ -46,8 +46,8 @@ const BATCH: usize = 512;
 /// How often a process sends what has ended (SGLang: every 0.5 s; more evenly here).
 const EVERY: Duration = Duration::from_millis(100);
 
-/// So long after a room is due its spans are sent: it has ended by then, and is still kept.
-const LAG: Duration = Duration::from_secs(1);
+/// So long after a room is due its spans are sent: it has ended by then, and is still kept (the agent keeps the last 4096 that ended).
+const LAG: Duration = Duration::from_millis(1500);
 
 /// Requests of one process that wait at most; what finds no place is counted.
 const WAITING: usize = 64;
