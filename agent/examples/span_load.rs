@@ -136,7 +136,8 @@ async fn produce(args: &Args, counts: &Arc<Counts>) {
     while next < all {
         let now = clock.tick().await;
         let due = ((now - began).saturating_sub(LAG).as_secs_f64() * f64::from(args.rate)) as u64;
-        let wall = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default() - LAG;
+        let wall =
+            SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().saturating_sub(LAG);
         let mut spans: [Vec<Span>; 4] = Default::default();
         for n in next..due.min(all) {
             let (room, at) = (room(args.seed, n), wall.as_nanos() as u64);
