@@ -46,8 +46,8 @@ const BATCH: usize = 512;
 /// How often a process sends what has ended (SGLang: every 0.5 s; more evenly here).
 const EVERY: Duration = Duration::from_millis(100);
 
-/// So long after a room is due its spans are sent: it has ended by then, and is still kept.
-const LAG: Duration = Duration::from_secs(1);
+/// So long after a room is due its spans are sent: it has ended by then, and is still kept (the agent keeps the last 4096 that ended).
+const LAG: Duration = Duration::from_millis(1500);
 
 /// Requests of one process that wait at most; what finds no place is counted.
 const WAITING: usize = 64;
@@ -136,7 +136,8 @@ async fn produce(args: &Args, counts: &Arc<Counts>) {
     while next < all {
         let now = clock.tick().await;
         let due = ((now - began).saturating_sub(LAG).as_secs_f64() * f64::from(args.rate)) as u64;
-        let wall = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default() - LAG;
+        let wall =
+            SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().saturating_sub(LAG);
         let mut spans: [Vec<Span>; 4] = Default::default();
         for n in next..due.min(all) {
             let (room, at) = (room(args.seed, n), wall.as_nanos() as u64);

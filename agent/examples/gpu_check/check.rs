@@ -206,7 +206,7 @@ fn calls(options: &Options, say: &mut dyn FnMut(String)) -> Result<BTreeMap<u32,
     }
     match asking.join() {
         Ok(Ok((version, _))) => {
-            say(format!("driver {}", version.unwrap_or_else(|| "of unknown version".to_owned())))
+            say(format!("driver {}", version.unwrap_or_else(|| "of unknown version".to_owned())));
         }
         Ok(Err(why)) => return Err(End::NoDriver(why)),
         Err(_) => return Err(End::Hangs(last)),

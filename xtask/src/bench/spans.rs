@@ -72,7 +72,9 @@ pub(super) fn spans(build: Build) -> Result<()> {
     let held = [TcpListener::bind("127.0.0.1:0")?, TcpListener::bind("127.0.0.1:0")?];
     let [grpc, http] = [held[0].local_addr()?, held[1].local_addr()?];
     let (mut load, sink) = Load::start(build, [grpc, http])?;
-    let config = install::target().join("bench.spans.yaml");
+    let dir = install::target().join("bench");
+    std::fs::create_dir_all(&dir)?;
+    let config = dir.join("spans.yaml");
     let text = format!(
         "spans:\n  enabled: true\n  grpc: {grpc}\n  http: {http}\n  forward:\n    endpoint: http://{sink}\n    protocol: grpc\n"
     );
@@ -90,6 +92,8 @@ pub(super) fn spans(build: Build) -> Result<()> {
     let (took, used) = (before.0.elapsed(), cpu(agent.pid())? - before.1);
     results?;
     workload.end()?;
+    // Metrics are of the last second.
+    std::thread::sleep(Duration::from_secs(2));
     print(&agent, &counts, took, used, memory)?;
     agent.stop()
 }
