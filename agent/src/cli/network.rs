@@ -34,6 +34,11 @@ const HANGS: u64 = SECOND;
 const BUSY: u64 = SECOND / 4;
 const IDLE: u64 = SECOND;
 
+/// So many times as long as a walk took nothing is walked after it, ten seconds at most: a walk over all processes of a large host costs
+/// a percent of a core at most.
+const REST: u64 = 100;
+const LONGEST_REST: u64 = 10 * SECOND;
+
 /// What moves over the network.
 pub(super) struct NetworkReaders {
     ports: Option<PortReaders>,
@@ -48,6 +53,8 @@ struct Connections {
     busy: bool,
     /// When the last walk began, or when it was last seen that none was needed.
     walked: Mono,
+    /// How long it took.
+    took: u64,
     /// The answers of the last walk are still to be taken.
     under_way: bool,
     /// What the kernel had lost by then.
@@ -120,7 +127,7 @@ impl NetworkReaders {
     }
 
     /// Where readings come from, in words; `None`: from nowhere.
-    pub(super) fn source(&self, known: &Network) -> Option<String> {
+    pub(super) fn source(known: &Network) -> Option<String> {
         let ports = known.ports().next().is_some().then_some("counters of whole RDMA ports");
         let connections = known.carried().map(|_| "TCP's counters of the engines' connections");
         let all: Vec<&str> = ports.into_iter().chain(connections).collect();
@@ -138,7 +145,8 @@ impl Connections {
             }
             return;
         }
-        let pause = if self.busy { BUSY } else { IDLE };
+        let rest = self.took.saturating_mul(REST).min(LONGEST_REST);
+        let pause = rest.max(if self.busy { BUSY } else { IDLE });
         if now.since(self.walked) < pause {
             return;
         }
@@ -151,6 +159,7 @@ impl Connections {
         if told(capture.ask_carried()).is_some() {
             self.under_way = true;
         }
+        self.took = crate::kernel::monotonic().since(now);
     }
 
     /// Everything that the walk asked for has been taken.

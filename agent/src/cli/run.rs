@@ -321,7 +321,7 @@ impl Agent {
             "sources": {
                 "frames": "kernel hooks on socket calls",
                 "requests": self.requests.then_some("kernel hooks on socket calls"), "scheduler_spans": self.spans.runs().then_some("OTLP from the engines"), "gpu": self.gpus.source(),
-                "network": self.network.source(self.pipeline.rooms().network()),
+                "network": NetworkReaders::source(self.pipeline.rooms().network()),
             },
         })
     }

@@ -67,7 +67,7 @@ pub enum Fault {
 }
 
 impl Fault {
-    /// Every one, in label order of no importance.
+    /// Every one.
     pub const ALL: [Self; 6] = [
         Self::AckTimeout,
         Self::OutOfSequence,
