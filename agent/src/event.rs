@@ -104,6 +104,28 @@ pub enum Event<'a> {
     Socket(SocketEvent<'a>),
     /// Something happened to a thread of an engine process.
     Task(TaskEvent),
+    /// What a connection of an engine process has carried that is no control connection.
+    Carried(Carried),
+}
+
+/// What TCP has counted on a connection of an engine process that carries neither ZMTP nor HTTP, since it was opened. A SYN and a FIN
+/// count one each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Carried {
+    /// When it was read.
+    pub at: Mono,
+    /// Which connection.
+    pub socket: SocketId,
+    /// The process that made the last call on it that was looked at (host numbering), 0 for none.
+    pub process: u32,
+    /// Bytes that the peer's kernel has acknowledged (`tcp_info`'s `tcpi_bytes_acked`).
+    pub acked: u64,
+    /// Bytes received (`tcpi_bytes_received`).
+    pub received: u64,
+    /// It was opened while the source looked: all of it passed since then.
+    pub opened: bool,
+    /// It is closed: there will be no more.
+    pub closed: bool,
 }
 
 /// One thing that happened to one thread of an engine process.

@@ -20,6 +20,7 @@ pub mod export;
 pub mod gpu;
 pub mod http;
 pub mod kernel;
+pub mod network;
 pub mod pipeline;
 pub mod replay;
 pub mod room_text;

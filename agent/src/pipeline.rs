@@ -153,6 +153,8 @@ impl Pipeline {
         match event {
             Happened::Socket(event) => self.handle(event),
             Happened::Task(event) => self.tell(&Input::Task(*event)),
+            // Added up by whoever drives the source: a reading of a process comes of many of them.
+            Happened::Carried(_) => {}
         }
     }
 

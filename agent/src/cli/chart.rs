@@ -1,4 +1,4 @@
-//! What GPUs moved against the phases of a room, drawn as text and as SVG.
+//! What GPUs, RDMA ports and connections moved against the phases of a room, drawn as text and as SVG.
 //!
 //! Pure: from the JSON record that scripts get. Bars are readings as they were made: what was not read is blank, and nothing is divided
 //! among rooms.
@@ -18,7 +18,7 @@ use serde_json::Value;
 /// Columns of the text.
 const COLUMNS: usize = 60;
 
-/// Rows drawn at most: two for each link of each GPU of a room.
+/// Rows drawn at most: two for each link of each GPU and for each port of a room.
 const ROWS: usize = 32;
 
 /// Heights of a column in text.
@@ -27,7 +27,7 @@ const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█']
 /// One reading: from, to (seconds since the room opened), bytes a second.
 type Bar = (f64, f64, f64);
 
-/// One link of one GPU in one direction.
+/// One link of one GPU, one port, or one rank's connections, in one direction.
 struct Row {
     title: String,
     role: String,
@@ -43,9 +43,11 @@ struct Chart {
     phases: Vec<(String, f64, f64)>,
     /// Messages: when, and what.
     marks: Vec<(f64, String)>,
-    /// What GPUs suffered.
+    /// What GPUs and ports suffered.
     troubles: Vec<(f64, String)>,
     most: f64,
+    /// What the readings are of.
+    wholes: Vec<&'static str>,
 }
 
 impl Chart {
@@ -61,9 +63,10 @@ impl Chart {
             marks: Vec::new(),
             troubles: Vec::new(),
             most: 0.0,
+            wholes: Vec::new(),
         };
-        for gpu in list(&record["gpu"]) {
-            chart.gpu(gpu, opened);
+        for moved in list(&record["gpu"]).iter().chain(list(&record["network"])) {
+            chart.moved(moved, opened);
         }
         for role in ["prefill", "decode"] {
             for m in list(&record["views"][role]["messages"]) {
@@ -78,23 +81,31 @@ impl Chart {
         Some(chart).filter(|c| !c.rows.is_empty())
     }
 
-    fn gpu(&mut self, gpu: &Value, opened: &str) {
-        let role = text(&gpu["role"]).to_owned();
+    fn moved(&mut self, of: &Value, opened: &str) {
+        let role = text(&of["role"]).to_owned();
         let moment = |v: &Value| v.as_str().and_then(|t| seconds(opened, t));
         if !self.phases.iter().any(|(of, ..)| *of == role)
-            && let (Some(from), Some(to)) = (moment(&gpu["transfer"][0]), moment(&gpu["transfer"][1]))
+            && let (Some(from), Some(to)) = (moment(&of["transfer"][0]), moment(&of["transfer"][1]))
         {
             self.phases.push((role.clone(), from, to));
         }
-        for t in list(&gpu["troubles"]) {
+        for t in list(&of["troubles"]) {
             let number = t["value"].as_u64().map(|n| format!(" {n}")).unwrap_or_default();
             let trouble = moment(&t["from"]).map(|at| (at, format!("{}{number}", text(&t["what"]))));
             // Every link of a GPU carries what it suffered.
             self.troubles.extend(trouble.filter(|t| !self.troubles.contains(t)));
         }
-        let series = list(&gpu["series"]);
+        let series = list(&of["series"]);
         if series.is_empty() {
             return;
+        }
+        let whole = match of["link"].as_str() {
+            Some("rdma") => "RDMA ports",
+            Some("tcp") => "processes' connections",
+            _ => "GPUs",
+        };
+        if !self.wholes.contains(&whole) {
+            self.wholes.push(whole);
         }
         for (direction, place) in [("out", 2), ("in", 3)] {
             let bars = series.iter().filter_map(|s| {
@@ -102,9 +113,14 @@ impl Chart {
                 let (bytes, lasts) = (s[place].as_u64()? as f64, to - from);
                 (lasts > 0.0).then_some((from, to, bytes / lasts))
             });
-            let title = format!("{} {} {direction}", text(&gpu["uuid"]), text(&gpu["link"]));
+            let title = format!("{} {direction}", name(of));
             self.rows.push(Row { title, role: role.clone(), bars: bars.collect() });
         }
+    }
+
+    /// What is drawn, in words.
+    fn bytes(&self) -> &'static str {
+        if self.wholes == ["GPUs"] { "GPU bytes" } else { "bytes" }
     }
 
     /// Where a moment is, of `width` from left to right; nothing of before the room or after it.
@@ -120,8 +136,9 @@ pub(super) fn draw(out: &mut String, record: &Value) {
     let wide = titles.max().unwrap_or(0).max("prefill phases".len());
     let _ = writeln!(
         out,
-        "\nGPU bytes against the room's phases (whole GPUs, of every room that was handed over then; · nothing to speak of, blank not \
-         measured)"
+        "\n{} against the room's phases (whole {}, of every room that was handed over then; · nothing to speak of, blank not measured)",
+        chart.bytes(),
+        chart.wholes.join(", ")
     );
     for (role, from, to) in &chart.phases {
         let title = format!("{role} phases");
@@ -198,8 +215,19 @@ pub(super) fn svg(record: &Value) -> Option<String> {
     let say = |out: &mut String, x: f64, y: f64, what: &str| {
         let _ = writeln!(out, "<text x=\"{x:.1}\" y=\"{y:.1}\">{}</text>", escaped(what));
     };
-    say(&mut out, LEFT, 22.0, &format!("room {}: GPU bytes against its phases", text(&record["room"])));
-    say(&mut out, LEFT, 40.0, "Whole GPUs, of every room that was handed over then. Blank: not measured.");
+    say(
+        &mut out,
+        LEFT,
+        22.0,
+        &format!("room {}: {} against its phases", text(&record["room"]), chart.bytes()),
+    );
+    let whole = chart.wholes.join(", ");
+    say(
+        &mut out,
+        LEFT,
+        40.0,
+        &format!("Whole {whole}, of every room that was handed over then. Blank: not measured."),
+    );
     for (n, (role, from, to)) in chart.phases.iter().enumerate() {
         let y = 50.0 + 18.0 * n as f64;
         let (a, b) = (chart.place(*from, WIDE), chart.place(*to, WIDE));
@@ -259,6 +287,15 @@ fn seconds(from: &str, to: &str) -> Option<f64> {
 
 fn list(value: &Value) -> &[Value] {
     value.as_array().map_or(&[], Vec::as_slice)
+}
+
+/// A link of a GPU, a port, or a rank's connections.
+pub(super) fn name(of: &Value) -> String {
+    match (of["link"].as_str(), of["pid"].as_u64()) {
+        (Some("rdma"), _) => format!("RDMA {}", text(&of["name"])),
+        (Some("tcp"), Some(pid)) => format!("TCP of process {pid}"),
+        _ => format!("{} {}", text(&of["uuid"]), text(&of["link"])),
+    }
 }
 
 fn text(value: &Value) -> &str {

@@ -102,6 +102,8 @@ pub struct Config {
     pub http: Http,
     /// What is read of the GPUs.
     pub gpu: Gpu,
+    /// What is read of the network.
+    pub network: Network,
     /// What a restarted agent goes on from.
     pub state: State,
     /// What is kept to be replayed later.
@@ -185,6 +187,24 @@ pub struct Gpu {
 impl Default for Gpu {
     fn default() -> Self {
         Self { enabled: true, lib_path: None }
+    }
+}
+
+/// What is read of the network.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Network {
+    /// Whether the counters of RDMA ports are read.
+    pub rdma: bool,
+    /// Where the kernel lists RDMA cards; `None`: `/sys/class/infiniband`.
+    pub rdma_path: Option<PathBuf>,
+    /// Whether it is counted what engines' TCP connections carry that are no control connections.
+    pub tcp: bool,
+}
+
+impl Default for Network {
+    fn default() -> Self {
+        Self { rdma: true, rdma_path: None, tcp: true }
     }
 }
 

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use serde_json::json;
 
 use super::config::{Config, Spans};
-use super::{End, Failure, Outcome, gpus, print};
+use super::{End, Failure, Outcome, gpus, network, print};
 use crate::engine::{self, Found};
 use crate::kernel;
 use crate::rooms::model::{EngineProcess, Role};
@@ -17,7 +17,7 @@ pub(super) fn doctor(config: &Config, as_json: bool) -> Outcome {
     let failed = checks.iter().filter(|c| !c.ok).count();
     let prefixes = &config.capture.engine_comms;
     let found = engine::look_once(prefixes);
-    let standing = gpus::look_once(config);
+    let (standing, ports) = (gpus::look_once(config), network::look_once(config));
     let obstacle = engine::obstacle(std::path::Path::new("/proc"));
     let mut out = String::new();
     if as_json {
@@ -32,6 +32,7 @@ pub(super) fn doctor(config: &Config, as_json: bool) -> Outcome {
             "ok": failed == 0, "checks": list, "engines": engines_json(&found, obstacle.as_deref()),
             "spans": spans_json(),
             "gpus": gpus::doctor_json(standing.as_ref()),
+            "rdma": network::doctor_json(ports.as_ref()),
         }))
         .map_err(|e| Failure::usage(anyhow::Error::new(e)))?;
         out = text + "\n";
@@ -46,6 +47,7 @@ pub(super) fn doctor(config: &Config, as_json: bool) -> Outcome {
         engines_text(&mut out, &found, prefixes, obstacle.as_deref());
         spans_text(&mut out);
         gpus::doctor_text(&mut out, standing.as_ref());
+        network::doctor_text(&mut out, ports.as_ref());
         let _ = writeln!(
             out,
             "{}",

@@ -6,13 +6,15 @@ use std::fmt::Write as _;
 
 use serde_json::Value;
 
+use super::chart;
+
 /// The page. `record` is a room's JSON record, `findings` are those that are open; a missing key reads as "not known".
 pub(super) fn page(record: &Value, findings: &[Value]) -> String {
     let mut out = summary(record, findings);
     out.push('\n');
     why(&mut out, record);
     time_line(&mut out, record);
-    super::chart::draw(&mut out, record);
+    chart::draw(&mut out, record);
     standing(&mut out, record);
     known(&mut out, record);
     if !closed(record) {
@@ -248,6 +250,7 @@ fn time_line(out: &mut String, record: &Value) {
     request(&mut lines, record);
     stages(&mut lines, record);
     gpus(&mut lines, record);
+    network(&mut lines, record);
     lines.sort_by(|a, b| a.0.cmp(b.0));
     let opened = record["opened_at"].as_str().unwrap_or_default();
     let _ = writeln!(out, "\ntime line (UTC, and seconds since the first sign of the room)");
@@ -307,11 +310,7 @@ fn gpus<'a>(lines: &mut Vec<(&'a str, String)>, record: &'a Value) {
         if let (Some(at), Some(out), Some(into)) =
             (gpu["transfer"][1].as_str(), gpu["tx_bytes"].as_u64(), gpu["rx_bytes"].as_u64())
         {
-            let others = match gpu["overlapping_rooms"].as_u64() {
-                Some(1) => String::new(),
-                Some(n) => format!(", of {n} rooms"),
-                None => ", of all rooms".to_owned(),
-            };
+            let others = of_rooms(&gpu["overlapping_rooms"]);
             let from = gpu["window"][0].as_str().map_or("?", clock);
             let name = format!("{} {}", text(&gpu["uuid"]), text(&gpu["link"]));
             lines.push((
@@ -332,6 +331,42 @@ fn gpus<'a>(lines: &mut Vec<(&'a str, String)>, record: &'a Value) {
                 lines.push((at, line));
             }
         }
+    }
+}
+
+/// The same of RDMA ports and of the ranks' connections.
+fn network<'a>(lines: &mut Vec<(&'a str, String)>, record: &'a Value) {
+    for entry in list(&record["network"]) {
+        let role = entry["role"].as_str().unwrap_or("engine");
+        let name = chart::name(entry);
+        if let (Some(at), Some(out), Some(into)) =
+            (entry["transfer"][1].as_str(), entry["tx_bytes"].as_u64(), entry["rx_bytes"].as_u64())
+        {
+            let others = of_rooms(&entry["overlapping_rooms"]);
+            let from = entry["window"][0].as_str().map_or("?", clock);
+            let whole = if entry["link"] == "tcp" { "all together" } else { "whole port" };
+            let line = format!(
+                "{role:7} network  {name}: {out} bytes out, {into} in since {from}{others} ({whole})"
+            );
+            lines.push((at, line));
+        }
+        for t in list(&entry["troubles"]) {
+            let Some(at) = t["from"].as_str() else { continue };
+            let n = t["value"].as_u64().unwrap_or_default();
+            lines.push((
+                at,
+                format!("{role:7} network  {name}: {n} {} ({})", text(&t["what"]), text(&t["meaning"])),
+            ));
+        }
+    }
+}
+
+/// Of how many rooms a reading is.
+fn of_rooms(overlapping: &Value) -> String {
+    match overlapping.as_u64() {
+        Some(1) => String::new(),
+        Some(n) => format!(", of {n} rooms"),
+        None => ", of all rooms".to_owned(),
     }
 }
 
@@ -433,6 +468,7 @@ fn known(out: &mut String, record: &Value) {
     for (key, name) in [
         ("request", "the request at the engines' HTTP ports"),
         ("gpu", "GPU copy activity"),
+        ("network", "bytes of RDMA ports and transfer connections"),
         ("scheduler", "scheduler spans"),
     ] {
         if record[key].is_null() {

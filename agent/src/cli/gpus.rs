@@ -16,7 +16,6 @@ use crate::gpu::windows::{Link, Source};
 use crate::gpu::{GpuStanding, Library, Readers, Settings, Standing, look_once as look};
 use crate::pipeline::Pipeline;
 use crate::rooms::model::Input;
-use crate::sglang::message::KvPoll;
 
 /// Readings taken in one turn.
 const BUDGET: usize = 1024;
@@ -55,10 +54,9 @@ impl GpuReaders {
     }
 
     /// What is due once a second: metrics, and how often to read.
-    pub(super) fn second(&self, at: Mono, gpus: &Gpus, snapshot: &mut MetricsSnapshot) {
+    pub(super) fn second(&self, at: Mono, busy: bool, gpus: &Gpus, snapshot: &mut MetricsSnapshot) {
         let Some(readers) = &self.readers else { return };
-        let transfers = [KvPoll::WaitingForInput, KvPoll::Transferring];
-        readers.set_busy(snapshot.rooms_open.iter().any(|(_, state, n)| *n > 0 && transfers.contains(state)));
+        readers.set_busy(busy);
         let standing = readers.standing();
         snapshot
             .capture_lost

@@ -206,7 +206,7 @@ pub(super) fn status(capture: &Capture) -> Value {
     });
     let sockets = capture.sockets().ok().map(|s| {
         json!({
-            "listening": s.listening, "connecting": s.connecting, "pending": s.pending, "zmtp": s.zmtp, "http": s.http,
+            "listening": s.listening, "connecting": s.connecting, "pending": s.pending, "zmtp": s.zmtp, "http": s.http, "carriers": s.carriers,
         })
     });
     json!({

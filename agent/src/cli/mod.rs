@@ -8,6 +8,7 @@ mod engines;
 mod explain;
 mod gpus;
 mod measure;
+mod network;
 mod recording;
 mod remote;
 mod replay;

@@ -85,7 +85,7 @@ pub(super) fn explain(args: &ExplainArgs) -> Outcome {
     if let Some(file) = &args.svg {
         let picture = chart::svg(&body).ok_or_else(|| {
             Failure::usage(anyhow!(
-                "no reading of a GPU of room {} is known, so there is nothing to draw (see `gpus` in /status)",
+                "no reading of a GPU, a port or connections of room {} is known, so there is nothing to draw (see `gpus` and `network` in /status)",
                 args.room
             ))
         })?;

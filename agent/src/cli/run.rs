@@ -11,10 +11,11 @@ use serde_json::{Value, json};
 use super::config::Config;
 use super::engines::{Engines, told};
 use super::gpus::GpuReaders;
+use super::network::NetworkReaders;
 use super::spans::Spans;
 use super::{End, Failure, Outcome, measure, recording, room_config, unread};
 use crate::control::Judgement;
-use crate::event::{Mono, SECOND};
+use crate::event::{Event, Mono, SECOND};
 use crate::export::clock::{Bracket, Clock};
 use crate::export::metrics::MetricsSnapshot;
 use crate::export::query::{Findings, Query, Rooms, RoomsFilter};
@@ -22,6 +23,7 @@ use crate::export::recording::Recording;
 use crate::export::{Exports, Identity, Options};
 use crate::kernel::{self, Capture, CaptureConfig};
 use crate::pipeline::Pipeline;
+use crate::sglang::message::KvPoll;
 use crate::state::{self, Store};
 
 /// How long the thread sleeps at most: verdicts need seconds, and the ring wakes it above a quarter full.
@@ -79,6 +81,7 @@ pub(super) fn run(config: &Config) -> Outcome {
         pipeline,
         engines: Engines::start(config),
         gpus: GpuReaders::start(config),
+        network: NetworkReaders::start(config),
         keeper,
         recording,
         exports,
@@ -124,6 +127,7 @@ struct Agent {
     pipeline: Pipeline,
     engines: Engines,
     gpus: GpuReaders,
+    network: NetworkReaders,
     keeper: Option<Keeper>,
     recording: Option<Recording>,
     exports: Exports,
@@ -147,13 +151,18 @@ impl Agent {
             if !more {
                 self.capture.wait(WAIT).map_err(Failure::cannot_observe)?;
             }
-            let Self { capture, pipeline, .. } = self;
-            more = capture.drain(BUDGET, &mut |event| pipeline.take(&event)) == BUDGET;
+            let Self { capture, pipeline, network, .. } = self;
+            let mut take = |event: Event<'_>| {
+                network.see(&event);
+                pipeline.take(&event);
+            };
+            more = capture.drain(BUDGET, &mut take) == BUDGET;
             let at = now();
             let Self { capture, pipeline, engines, .. } = self;
             engines.turn(at, pipeline, capture);
             self.spans.turn(at, &self.clock, &mut self.pipeline);
             self.gpus.turn(&mut self.pipeline);
+            self.network.turn(!more, &mut self.pipeline, &mut self.capture);
             if at.since(ticked) >= TICK {
                 ticked = at;
                 self.pipeline.tick(at);
@@ -170,7 +179,9 @@ impl Agent {
                 let keeper = self.keeper.as_ref();
                 let mut snapshot = measurements(at, &self.pipeline, &self.capture, &self.identity, keeper);
                 self.spans.measure(&mut snapshot, &self.pipeline);
-                self.gpus.second(at, self.pipeline.rooms().gpus(), &mut snapshot);
+                let busy = in_transfer(&snapshot);
+                self.gpus.second(at, busy, self.pipeline.rooms().gpus(), &mut snapshot);
+                self.network.second(busy, self.pipeline.rooms().network(), &mut snapshot);
                 self.exports.publish(snapshot);
             }
             self.write_down(at);
@@ -305,13 +316,21 @@ impl Agent {
             "engines": self.engines.status(&self.pipeline),
             "spans": self.spans.status(&self.pipeline),
             "gpus": self.gpus.status(now(), self.pipeline.rooms().gpus()),
+            "network": self.network.status(now(), self.pipeline.rooms().network()),
             "state": self.keeper.as_ref().map(|k| measure::state_status(&k.path, &k.counters)),
             "sources": {
                 "frames": "kernel hooks on socket calls",
                 "requests": self.requests.then_some("kernel hooks on socket calls"), "scheduler_spans": self.spans.runs().then_some("OTLP from the engines"), "gpu": self.gpus.source(),
+                "network": NetworkReaders::source(self.pipeline.rooms().network()),
             },
         })
     }
+}
+
+/// Whether any room is where its KV cache can move.
+fn in_transfer(snapshot: &MetricsSnapshot) -> bool {
+    let transfers = [KvPoll::WaitingForInput, KvPoll::Transferring];
+    snapshot.rooms_open.iter().any(|(_, state, n)| *n > 0 && transfers.contains(state))
 }
 
 /// Everything for `/metrics`.
@@ -423,6 +442,7 @@ fn capture_config(config: &Config) -> CaptureConfig {
         engine_comms: config.capture.engine_comms.clone(),
         ports: config.capture.ports.clone(),
         requests: config.capture.requests,
+        carriers: config.network.tcp,
         ..CaptureConfig::default()
     }
 }

@@ -10,6 +10,9 @@ const MAX_ARGS: usize = 1024;
 /// Longest name, title or option value that is kept, bytes.
 const MAX_TEXT: usize = 256;
 
+/// Cards of one engine that are remembered at most.
+const MAX_IB_DEVICES: usize = 64;
+
 /// Port of an engine's HTTP server unless `--port` names another (SGLang 0.5.23, `server_args.py`).
 const DEFAULT_PORT: u16 = 30000;
 
@@ -135,6 +138,8 @@ pub struct Server {
     pub port: Option<u16>,
     /// `--disaggregation-bootstrap-port`, or its default. Decode has none of its own.
     pub bootstrap_port: Option<u16>,
+    /// `--disaggregation-ib-device`: names of RDMA cards; none: not given, or the name of a file.
+    pub ib_devices: Vec<String>,
 }
 
 /// Reads the arguments of an engine's HTTP server.
@@ -151,7 +156,17 @@ pub(super) fn server(args: &[String]) -> Server {
         host: option(args, "--host").map(str::to_owned),
         port: port("--port", DEFAULT_PORT).or(Some(DEFAULT_PORT)),
         bootstrap_port: bootstrap.filter(|_| role == Some(Role::Prefill)),
+        ib_devices: option(args, "--disaggregation-ib-device").map(ib_devices).unwrap_or_default(),
     }
+}
+
+/// Cards of all ranks, `mlx5_0,mlx5_1`. The name of a JSON file with a list for each GPU, the other form (SGLang 0.5.23,
+/// `get_ib_devices_for_gpu`), is no name of a card and says nothing here.
+fn ib_devices(text: &str) -> Vec<String> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
+    let names = text.split(',').map(str::trim);
+    let names = names.filter(|name| (1..=64).contains(&name.len()) && name.chars().all(plain));
+    names.take(MAX_IB_DEVICES).map(str::to_owned).collect()
 }
 
 /// The same of a script that starts SGLang's server within itself. It may hand its arguments on; what they do not say can be
@@ -322,6 +337,9 @@ mod tests {
         let s = server(&args(line));
         assert_eq!((s.role, s.port, s.bootstrap_port), (Some(Role::Prefill), Some(31001), Some(9000)));
         assert_eq!(s.host.as_deref(), Some("0.0.0.0"));
+        let devices = |value| server(&args(&format!("x --disaggregation-ib-device {value}"))).ib_devices;
+        assert_eq!(devices("mlx5_0,mlx5_1"), ["mlx5_0", "mlx5_1"]);
+        assert!(devices("/etc/devices.json").is_empty() && devices("devices.json").is_empty());
         let s = server(&args("python -m sglang.launch_server --disaggregation-mode decode"));
         assert_eq!((s.role, s.port, s.bootstrap_port, s.host), (Some(Role::Decode), Some(30000), None, None));
         // `--portal` is no `--port`; a value that is missing or no number is none.

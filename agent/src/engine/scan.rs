@@ -164,6 +164,7 @@ impl Scanner {
             http_port: server.and_then(|s| s.port),
             bootstrap_port: server.and_then(|s| s.bootstrap_port),
             place: seen.place.clone(),
+            ib_devices: server.map(|s| s.ib_devices.clone()).unwrap_or_default(),
         })
     }
 

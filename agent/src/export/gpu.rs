@@ -78,7 +78,7 @@ fn entry(room: &RoomSnapshot, clock: &Clock, w: &GpuWindow, l: Option<&Window>) 
     }
 }
 
-fn series(opened: Mono, readings: &[Stretch], link: Link) -> Vec<(f64, f64, u64, u64)> {
+pub(super) fn series(opened: Mono, readings: &[Stretch], link: Link) -> Vec<(f64, f64, u64, u64)> {
     // Readings may begin before the room.
     #[allow(clippy::cast_precision_loss, reason = "times for a graph")]
     let seconds = |at: Mono| {

@@ -9,9 +9,10 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::counters::{Counters, Reason, Signal};
-use super::metrics_gpu;
 pub use super::metrics_gpu::GpuMetrics;
+pub use super::metrics_network::NetworkMetrics;
 use super::process::Process;
+use super::{metrics_gpu, metrics_network};
 use crate::event::{Direction, Mono, NotCaptured};
 use crate::rooms::model::{Outcome, Role};
 use crate::sglang::message::{Backend, Kind, KvPoll};
@@ -85,6 +86,8 @@ pub struct MetricsSnapshot {
     pub state_bytes: Option<u64>,
     /// What is measured of the GPUs.
     pub gpu: GpuMetrics,
+    /// What is measured of RDMA ports and of the engines' own connections.
+    pub network: NetworkMetrics,
 }
 
 /// Pinned rooms with the same labels.
@@ -217,7 +220,7 @@ pub(super) const PHASE_DURATION_BOUNDS: [f64; 15] =
 
 /// Every metric but the histogram.
 pub(super) fn metrics() -> impl Iterator<Item = &'static Descriptor> {
-    METRICS.iter().chain(metrics_gpu::METRICS)
+    METRICS.iter().chain(metrics_gpu::METRICS).chain(metrics_network::METRICS)
 }
 
 static METRICS: &[Descriptor] = &[

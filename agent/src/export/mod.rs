@@ -13,6 +13,8 @@ mod gpu;
 mod http;
 pub mod metrics;
 mod metrics_gpu;
+mod metrics_network;
+mod network;
 pub mod otlp;
 mod phases;
 mod process;

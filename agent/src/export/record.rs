@@ -8,6 +8,7 @@ use serde::Serialize;
 use super::Identity;
 use super::clock::Clock;
 use super::gpu::{GpuJson, gpus};
+use super::network::{NetworkJson, network};
 use super::scheduled::{SchedulerJson, scheduler};
 use super::trace_id::trace_id;
 use crate::event::{Direction, SECOND, Task};
@@ -48,6 +49,9 @@ pub struct Record {
     messages_dropped: u32,
     /// What the GPUs of its ranks moved while its KV cache could; `null`: none is known.
     gpu: Option<Vec<GpuJson>>,
+    /// The same of RDMA ports and of its ranks' connections; left out where none is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    network: Option<Vec<NetworkJson>>,
     /// The request behind it, where one was seen at an HTTP port of this host.
     request: Option<RequestJson>,
     /// What the engines' schedulers said of it by their spans.
@@ -261,6 +265,7 @@ impl Maker<'_> {
             },
             messages_dropped: s.messages_dropped,
             gpu: gpus(s, self.clock),
+            network: network(s, self.clock),
             request: s.request.as_ref().map(|r| self.request(r)),
             scheduler: scheduler(&s.scheduled, self.clock),
         }

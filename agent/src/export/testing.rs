@@ -4,7 +4,7 @@
 use smallvec::{SmallVec, smallvec};
 
 use crate::event::{Comm, Direction, Mono, NotCaptured, SECOND, Task};
-use crate::export::metrics::{GpuMetrics, MetricsSnapshot, PinnedRooms};
+use crate::export::metrics::{GpuMetrics, MetricsSnapshot, NetworkMetrics, PinnedRooms};
 use crate::rooms::model::{
     Completeness, Event, MessageMark, Outcome, Phase, Place, RankView, Role, RoomSnapshot, View,
 };
@@ -78,6 +78,7 @@ pub(crate) fn room(number: u64) -> RoomSnapshot {
         request: None,
         scheduled: Vec::new(),
         gpus: Vec::new(),
+        network: Vec::new(),
         messages: SmallVec::new(),
         messages_dropped: 0,
         verdict: None,
@@ -245,6 +246,12 @@ pub(crate) fn full_snapshot() -> MetricsSnapshot {
             call_nanos: vec![("GPU-a".into(), 8_000_000)],
             unusable: vec![("GPU-a".into(), "ambiguous", 2)],
             unreadable: vec![("GPU-a".into(), "lost", 1)],
+        },
+        network: NetworkMetrics {
+            port_bytes: vec![("mlx5_0/1".to_owned(), "tx", 1 << 30)],
+            port_readings: vec![("mlx5_0/1".to_owned(), "read", 40)],
+            port_nanos: vec![("mlx5_0/1".to_owned(), 8_000_000)],
+            connection_bytes: vec![("rx", 5)],
         },
     }
 }

@@ -82,9 +82,9 @@ pub struct Readers {
     pace: Arc<Pace>,
 }
 
-/// What the threads are to do.
+/// What threads that read are to do.
 #[derive(Debug, Default)]
-struct Pace {
+pub(crate) struct Pace {
     busy: AtomicBool,
     stop: AtomicBool,
     /// Threads that sleep between readings.
@@ -92,19 +92,59 @@ struct Pace {
 }
 
 impl Pace {
-    fn wake(&self) {
-        self.sleepers.lock().unwrap_or_else(PoisonError::into_inner).iter().for_each(Thread::unpark);
+    /// A thread that sleeps between readings.
+    pub(crate) fn add(&self, sleeper: &Thread) {
+        self.sleepers.lock().unwrap_or_else(PoisonError::into_inner).push(sleeper.clone());
     }
 
-    fn stopped(&self) -> bool {
+    /// Whether any room is in transfer: then sleep is shorter.
+    pub(crate) fn set_busy(&self, busy: bool) {
+        if self.busy.swap(busy, Ordering::Relaxed) != busy && busy {
+            self.wake();
+        }
+    }
+
+    /// Sleeps until so long after `began` as `pause` says of now, or until there is no more to do.
+    pub(crate) fn sleep(&self, began: Instant, pause: impl Fn(bool) -> Duration) {
+        while !self.stopped() {
+            let left = pause(self.busy.load(Ordering::Relaxed)).saturating_sub(began.elapsed());
+            if left.is_zero() {
+                return;
+            }
+            thread::park_timeout(left);
+        }
+    }
+
+    /// Sleeps until the moment that `due` says, or until there is no more to do.
+    fn sleep_until(&self, due: impl Fn(bool) -> Mono) {
+        while !self.stopped() {
+            let left = due(self.busy.load(Ordering::Relaxed)).since(monotonic());
+            if left == 0 {
+                return;
+            }
+            thread::park_timeout(Duration::from_nanos(left));
+        }
+    }
+
+    /// There is no more to do.
+    pub(crate) fn end(&self) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.wake();
+    }
+
+    /// Whether there is not.
+    pub(crate) fn stopped(&self) -> bool {
         self.stop.load(Ordering::Relaxed)
+    }
+
+    fn wake(&self) {
+        self.sleepers.lock().unwrap_or_else(PoisonError::into_inner).iter().for_each(Thread::unpark);
     }
 }
 
 impl Drop for Readers {
     fn drop(&mut self) {
-        self.pace.stop.store(true, Ordering::Relaxed);
-        self.pace.wake();
+        self.pace.end();
     }
 }
 
@@ -125,7 +165,7 @@ impl Readers {
             readings: send,
         };
         let thread = thread::Builder::new().name("roomtrace-gpu".to_owned()).spawn(move || loader.run())?;
-        pace.sleepers.lock().unwrap_or_else(PoisonError::into_inner).push(thread.thread().clone());
+        pace.add(thread.thread());
         Ok(Self { readings, shared, pace })
     }
 
@@ -136,9 +176,7 @@ impl Readers {
 
     /// Whether any room is in transfer: then readings are closer together.
     pub fn set_busy(&self, busy: bool) {
-        if self.pace.busy.swap(busy, Ordering::Relaxed) != busy && busy {
-            self.pace.wake();
-        }
+        self.pace.set_busy(busy);
     }
 
     /// How the work stands.
@@ -184,9 +222,7 @@ impl Loader {
             }
             let looked = Instant::now();
             // Others are woken with it for other reasons.
-            while !self.pace.stopped() && looked.elapsed() < LOOK_AGAIN {
-                thread::park_timeout(LOOK_AGAIN.saturating_sub(looked.elapsed()));
-            }
+            self.pace.sleep(looked, |_| LOOK_AGAIN);
         }
         None
     }
@@ -200,10 +236,7 @@ impl Loader {
             read_gpu(gpu, index, &settings, &watched, &pace, &readings);
         });
         match started {
-            Ok(thread) => {
-                let mut sleepers = self.pace.sleepers.lock().unwrap_or_else(PoisonError::into_inner);
-                sleepers.push(thread.thread().clone());
-            }
+            Ok(thread) => self.pace.add(thread.thread()),
             Err(error) => tracing::warn!(%error, gpu = index, "a GPU is not read"),
         }
     }
@@ -304,16 +337,11 @@ fn read_gpu(
     while listens && !pace.stopped() {
         let began = monotonic();
         sampler.turn(&mut |at, what| listens &= send(readings, watched, Reading { at, index, what }));
-        let due = || {
-            let pause = sampler.pause(settings, pace.busy.load(Ordering::Relaxed));
+        pace.sleep_until(|busy| {
+            let pause = sampler.pause(settings, busy);
             let seldom = pause > settings.busy;
             next_turn(began, pause, if seldom { settings.busy * index } else { Duration::ZERO })
-        };
-        let mut left = due().since(monotonic());
-        while !pace.stopped() && left > 0 {
-            thread::park_timeout(Duration::from_nanos(left));
-            left = due().since(monotonic());
-        }
+        });
     }
 }
 

@@ -273,12 +273,8 @@ impl Sampler {
 
     fn gpm_tells(&self, link: Link) -> bool {
         let has = self.gpm_has.and_then(|has| {
-            has.get(match link {
-                Link::Pcie => 0,
-                Link::NvLink => 1,
-                Link::C2c => 2,
-            })
-            .copied()
+            // In the order of `Link::ALL`.
+            has.get(link as usize).copied()
         });
         // Until it is known, no second source is asked.
         !self.refused(Ask::Gpm) && has.unwrap_or(true)

@@ -1,4 +1,5 @@
-//! What a GPU moved and computed over a stretch of time, from readings. Pure.
+//! What a GPU moved and computed over a stretch of time, from readings; what a port of a network card or the connections of a process
+//! moved, the same way ([`Track`]). Pure.
 //!
 //! All of it is of the whole device: there is no reading of one process or one room, and nothing here is ever divided among them.
 //! What was not read is not measured, which is never zero: every answer says how much of the time it covers.
@@ -18,7 +19,7 @@ const COARSE: usize = 512;
 /// Length to which older stretches grow, nanoseconds.
 const TOGETHER: u64 = 10 * SECOND;
 
-/// Way that bytes of a GPU take. Part of the format of recordings.
+/// Way that bytes take. Part of the format of recordings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Link {
@@ -28,10 +29,14 @@ pub enum Link {
     NvLink,
     /// To the processor of a superchip.
     C2c,
+    /// Through a port of an RDMA card (none of a GPU's).
+    Rdma,
+    /// Over TCP connections (none of a GPU's).
+    Tcp,
 }
 
 impl Link {
-    /// Every one, in label order.
+    /// Every one of a GPU's, in the order of its history.
     pub const ALL: [Self; 3] = [Self::Pcie, Self::NvLink, Self::C2c];
 
     /// The label value.
@@ -40,15 +45,14 @@ impl Link {
             Self::Pcie => "pcie",
             Self::NvLink => "nvlink",
             Self::C2c => "c2c",
+            Self::Rdma => "rdma",
+            Self::Tcp => "tcp",
         }
     }
 
+    /// Place in [`Self::ALL`], beyond it for what no GPU has.
     const fn index(self) -> usize {
-        match self {
-            Self::Pcie => 0,
-            Self::NvLink => 1,
-            Self::C2c => 2,
-        }
+        self as usize
     }
 }
 
@@ -132,8 +136,9 @@ pub struct History {
     disorder: u64,
 }
 
+/// What moved one way, the latest readings one by one, older ones put together. Bounded.
 #[derive(Clone, Debug, Default)]
-struct Track {
+pub struct Track {
     fine: VecDeque<Stretch>,
     coarse: VecDeque<Stretch>,
 }
@@ -142,14 +147,9 @@ impl History {
     /// Takes what moved; whether it is a reading. A stretch that begins or ends before the last one did is counted and left out.
     pub fn moved(&mut self, stretch: Stretch) -> bool {
         let Some(track) = self.tracks.get_mut(stretch.link.index()) else { return false };
-        let last = track.fine.back().or(track.coarse.back());
-        let early = |l: &Stretch| stretch.from < l.from || stretch.to < l.to;
-        if stretch.to < stretch.from || last.is_some_and(early) {
-            self.disorder += 1;
-            return false;
-        }
-        track.push(stretch);
-        true
+        let takes = track.moved(stretch);
+        self.disorder += u64::from(!takes);
+        takes
     }
 
     /// Takes the share of time, percent, in which a kernel ran from `from` to `to`; whether it is a reading, and in order.
@@ -173,35 +173,12 @@ impl History {
 
     /// What moved on `link` from `from` to `to`; `None`: nothing of that time was read.
     pub fn window(&self, link: Link, from: Mono, to: Mono) -> Option<Window> {
-        let mut covered = Covered::new(from, to);
-        let mut window: Option<Window> = None;
-        for s in self.stretches(link, from, to).filter(|s| covered.add(s.from, s.to)) {
-            let w = window.get_or_insert(Window {
-                link,
-                source: s.source,
-                from: s.from,
-                to: s.to,
-                out: 0,
-                into: 0,
-                coverage: 0,
-            });
-            w.source = w.source.max(s.source);
-            w.to = w.to.max(s.to);
-            w.out = w.out.saturating_add(s.out);
-            w.into = w.into.saturating_add(s.into);
-        }
-        window.map(|w| Window { coverage: covered.thousandths(), ..w })
+        self.tracks.get(link.index())?.window(from, to)
     }
 
     /// Readings of `link` that touch the time from `from` to `to`, in order.
     pub fn stretches(&self, link: Link, from: Mono, to: Mono) -> impl Iterator<Item = &Stretch> + Clone {
-        let track = self.tracks.get(link.index());
-        let parts = track.map(|t| [&t.coarse, &t.fine]).into_iter().flatten();
-        parts.flat_map(move |part| {
-            // Both ends are in order, so that nothing before the first of them is looked at.
-            let first = part.partition_point(|s| s.to < from);
-            part.range(first..).take_while(move |s| s.from <= to)
-        })
+        self.tracks.get(link.index()).into_iter().flat_map(move |track| track.stretches(from, to))
     }
 
     /// How busy it was; `None`: nothing of that time was read.
@@ -220,6 +197,52 @@ impl History {
 }
 
 impl Track {
+    /// Takes what moved; whether it is a reading. A stretch that begins or ends before the last one did is left out.
+    pub fn moved(&mut self, stretch: Stretch) -> bool {
+        let early = |l: &Stretch| stretch.from < l.from || stretch.to < l.to;
+        let in_order = stretch.to >= stretch.from && !self.last().is_some_and(early);
+        if in_order {
+            self.push(stretch);
+        }
+        in_order
+    }
+
+    /// The latest reading.
+    pub fn last(&self) -> Option<&Stretch> {
+        self.fine.back().or(self.coarse.back())
+    }
+
+    /// What moved from `from` to `to`; `None`: nothing of that time was read.
+    pub fn window(&self, from: Mono, to: Mono) -> Option<Window> {
+        let mut covered = Covered::new(from, to);
+        let mut window: Option<Window> = None;
+        for s in self.stretches(from, to).filter(|s| covered.add(s.from, s.to)) {
+            let w = window.get_or_insert(Window {
+                link: s.link,
+                source: s.source,
+                from: s.from,
+                to: s.to,
+                out: 0,
+                into: 0,
+                coverage: 0,
+            });
+            w.source = w.source.max(s.source);
+            w.to = w.to.max(s.to);
+            w.out = w.out.saturating_add(s.out);
+            w.into = w.into.saturating_add(s.into);
+        }
+        window.map(|w| Window { coverage: covered.thousandths(), ..w })
+    }
+
+    /// Readings that touch the time from `from` to `to`, in order.
+    pub fn stretches(&self, from: Mono, to: Mono) -> impl Iterator<Item = &Stretch> + Clone {
+        [&self.coarse, &self.fine].into_iter().flat_map(move |part| {
+            // Both ends are in order, so that nothing before the first of them is looked at.
+            let first = part.partition_point(|s| s.to < from);
+            part.range(first..).take_while(move |s| s.from <= to)
+        })
+    }
+
     fn push(&mut self, stretch: Stretch) {
         if self.fine.len() >= FINE
             && let Some(oldest) = self.fine.pop_front()

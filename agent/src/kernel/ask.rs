@@ -34,6 +34,7 @@ impl Ask {
     pub(super) fn note(&mut self, event: &Event<'_>) {
         match event {
             Event::Socket(event) => event.task.iter().for_each(|task| self.users.add(task.tgid)),
+            Event::Carried(told) => self.users.add(told.process),
             Event::Task(event) => {
                 let TaskChange::Exited { process, .. } = event.what;
                 if process {
@@ -52,7 +53,7 @@ impl Ask {
         let asked = sockets.iter().try_for_each(|socket| self.asked.insert(socket.0, 1, 0));
         let walked = asked
             .map_err(|e| KernelError::Map { map: map::ASKED, action: "update", why: chain(&e) })
-            .and_then(|()| self.walk(ebpf));
+            .and_then(|()| self.walk(ebpf, object::ASK));
         for socket in sockets {
             // Mostly the program has taken it out: nothing to tell.
             let _ = self.asked.remove(&socket.0);
@@ -60,12 +61,13 @@ impl Ask {
         walked
     }
 
-    fn walk(&mut self, ebpf: &mut Ebpf) -> Result<(), KernelError> {
+    /// Runs one of the programs that walk over the open files of those processes.
+    pub(super) fn walk(&mut self, ebpf: &mut Ebpf, name: &str) -> Result<(), KernelError> {
         let Some(processes) = self.users.living() else {
-            return object::walk(ebpf, object::ASK);
+            return object::walk(ebpf, name);
         };
         let failed = |why: String| KernelError::Search { why };
-        let program = object::iterator(ebpf, object::ASK)?;
+        let program = object::iterator(ebpf, name)?;
         let program = program.fd().map_err(|e| failed(chain(&e)))?.as_fd();
         for process in processes {
             let files = sys::iterate_process(program, *process).and_then(|link| sys::iterator(link.as_fd()));

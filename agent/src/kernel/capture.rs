@@ -46,6 +46,9 @@ pub struct CaptureConfig {
     /// Whether HTTP of engine processes is followed: begin and end of requests and answers, never more than 1024 bytes
     /// of each end of a longer call. Off: such connections are forgotten like any other.
     pub requests: bool,
+    /// Whether connections of engine processes that carry neither ZMTP nor HTTP are remembered for what they carry
+    /// ([`Capture::ask_carried`], and once at their end). Off: such connections are forgotten like any other.
+    pub carriers: bool,
 }
 
 impl Default for CaptureConfig {
@@ -59,6 +62,7 @@ impl Default for CaptureConfig {
             found_budget: 1 << 20,
             fresh_budget: 4096,
             requests: true,
+            carriers: true,
         }
     }
 }
@@ -117,6 +121,8 @@ pub struct SocketCounts {
     pub zmtp: u64,
     /// Followed as HTTP.
     pub http: u64,
+    /// Not followed but remembered for what they carry.
+    pub carriers: u64,
 }
 
 /// What one program has cost so far.
@@ -346,6 +352,17 @@ impl Capture {
         self.ask.ask(&mut self.ebpf, sockets)
     }
 
+    /// Asks what every connection of an engine process has carried that is no control connection: the answers ([`Event::Carried`]) are
+    /// in the ring when this returns, unless it is full. Those that no process holds open any more give none until their end, which
+    /// is told without being asked for. Costs a walk as in [`Self::ask`].
+    ///
+    /// # Errors
+    ///
+    /// [`KernelError::Search`].
+    pub fn ask_carried(&mut self) -> Result<(), KernelError> {
+        self.ask.walk(&mut self.ebpf, object::CARRIED)
+    }
+
     /// From now on reports connect attempts to this endpoint, with their result, whoever makes them. `false`:
     /// the table (4096) is full; counted.
     ///
@@ -421,6 +438,7 @@ impl Capture {
             pending: now(state::PENDING)?,
             zmtp: now(state::ZMTP)?,
             http: now(state::HTTP)?,
+            carriers: now(state::CARRIER)?,
         })
     }
 
@@ -523,6 +541,7 @@ fn settings(config: &CaptureConfig) -> Result<Settings, KernelError> {
         found_budget: config.found_budget,
         fresh_budget: config.fresh_budget,
         requests: u32::from(config.requests),
+        carriers: u32::from(config.carriers),
         ..Settings::default()
     };
     for (slot, comm) in out.prefixes.iter_mut().zip(&config.engine_comms) {

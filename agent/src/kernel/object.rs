@@ -74,9 +74,12 @@ pub(super) const SEARCH: &str = program::NAMES[program::FOUND];
 /// Name of the program that says where those stand that are asked for.
 pub(super) const ASK: &str = program::NAMES[program::STAND];
 
+/// Name of the program that says what connections have carried that are no control connections.
+pub(super) const CARRIED: &str = program::NAMES[program::CARRIED];
+
 /// Loads the programs that go over the open files of all processes; [`walk`] runs them.
 pub(super) fn load_walks(ebpf: &mut Ebpf, btf: &Btf) -> Result<(), KernelError> {
-    for name in [SEARCH, ASK] {
+    for name in [SEARCH, ASK, CARRIED] {
         iterator(ebpf, name)?.load("task_file", btf).map_err(|e| refused(name, e))?;
     }
     Ok(())

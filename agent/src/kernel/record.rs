@@ -7,7 +7,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use roomtrace_common::{Caller, END, RECORD, Record, direction, flag, kind, reason, trouble};
 
 use crate::event::{
-    Addresses, Body, Bytes, Comm, Direction, Event, Found, Mono, NotCaptured, Sequence, SocketEvent,
+    Addresses, Body, Bytes, Carried, Comm, Direction, Event, Found, Mono, NotCaptured, Sequence, SocketEvent,
     SocketId, Stand, StateChange, Task, TaskChange, TaskEvent, TcpState, Trouble, What,
 };
 
@@ -36,6 +36,7 @@ pub(super) fn decode(item: &[u8]) -> Option<Event<'_>> {
             retransmits: record.len,
         }),
         kind::EXIT => return Some(Event::Task(ended(&record))),
+        kind::CARRIED => return Some(Event::Carried(carried(&record))),
         _ => return None,
     };
     Some(Event::Socket(SocketEvent {
@@ -53,6 +54,19 @@ pub(super) fn decode(item: &[u8]) -> Option<Event<'_>> {
 
 const fn task(caller: &Caller) -> Task {
     Task { tgid: caller.tgid, tid: caller.tid, comm: Comm(caller.comm), cgroup: caller.cgroup }
+}
+
+fn carried(record: &Record) -> Carried {
+    let whole = |low: u32, high: u32| u64::from(high) << 32 | u64::from(low);
+    Carried {
+        at: Mono(record.at),
+        socket: SocketId(record.cookie),
+        process: record.caller.tgid,
+        acked: whole(record.write_seq, record.snd_una),
+        received: whole(record.copied_seq, record.rcv_nxt),
+        opened: record.flags & flag::BASE != 0,
+        closed: TcpState::from_kernel(record.new) == TcpState::Close,
+    }
 }
 
 const fn ended(record: &Record) -> TaskEvent {
@@ -175,6 +189,23 @@ mod tests {
             panic!()
         };
         assert_eq!(bytes.body, Body::Whole(b"12345"));
+    }
+
+    #[test]
+    fn the_halves_of_what_was_carried_are_put_together() {
+        let caller = Caller { tgid: 7, ..Caller::default() };
+        let record = Record {
+            kind: kind::CARRIED,
+            caller,
+            write_seq: 5,
+            snd_una: 1,
+            rcv_nxt: 2,
+            new: 7,
+            ..Record::default()
+        };
+        let Some(Event::Carried(told)) = decode(&raw(&record, b"")) else { panic!() };
+        assert_eq!((told.process, told.acked, told.received), (7, (1 << 32) + 5, 2 << 32));
+        assert!(told.closed && !told.opened);
     }
 
     #[test]

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::event::{Direction, Mono, SECOND, SocketId, Stand, StateChange, TaskEvent, Trouble};
 use crate::gpu::model::Reading;
 use crate::http::event as web;
+use crate::network::model as network;
 use crate::rooms::model::{
     BootstrapStep, Connection, EngineGauges, EngineProcess, Input, RequestStep, Unreadable,
 };
@@ -125,6 +126,7 @@ pub enum Line<'a> {
         spans: Vec<SchedulerSpan>,
     },
     Gpu(Reading),
+    Network(network::Reading),
     /// So many lines are missing here.
     Dropped {
         lines: u64,
@@ -197,6 +199,7 @@ impl<'a> From<&Input<'a>> for Line<'a> {
             Input::Gauges { at, gauges } => Self::Gauges { at, gauges: gauges.clone() },
             Input::Spans { at, offset, spans } => Self::Spans { at, offset, spans: spans.to_vec() },
             Input::Gpu(reading) => Self::Gpu(reading.clone()),
+            Input::Network(reading) => Self::Network(reading.clone()),
         }
     }
 }
@@ -286,6 +289,7 @@ impl Line<'_> {
             | Self::Spans { at, .. } => Some(*at),
             Self::Task(task) => Some(task.at),
             Self::Gpu(reading) => Some(reading.at),
+            Self::Network(reading) => Some(reading.at),
             Self::Dropped { .. } => None,
         }
     }
@@ -333,6 +337,7 @@ impl Line<'_> {
             Self::Gauges { at, ref gauges } => Input::Gauges { at, gauges },
             Self::Spans { at, offset, ref spans } => Input::Spans { at, offset, spans },
             Self::Gpu(ref reading) => Input::Gpu(reading),
+            Self::Network(ref reading) => Input::Network(reading),
             Self::Dropped { .. } => return,
         });
     }

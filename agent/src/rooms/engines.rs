@@ -104,6 +104,12 @@ impl Engines {
         oldest.is_some_and(|(_, pid)| self.processes.remove(&pid).is_some())
     }
 
+    /// RDMA cards that the arguments of this process's engine name.
+    pub(crate) fn ib_devices(&self, pid: u32) -> impl Iterator<Item = &str> {
+        let own = self.processes.get(&pid);
+        own.into_iter().flat_map(|k| k.process.ib_devices.iter().map(String::as_str))
+    }
+
     /// The engine whose server process this is, as long as its host has it.
     fn server(&self, pid: u32) -> Option<&Engine> {
         self.by_pid.get(&pid).and_then(|id| self.get(*id)).filter(|e| e.since.is_some())

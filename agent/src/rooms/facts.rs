@@ -100,6 +100,7 @@ impl RoomTable {
             } else {
                 GpuFacts::default()
             },
+            network: Vec::new(),
             pinned_since: room.judgement.as_ref().filter(|j| j.class.pins()).map(|j| j.since),
         })
     }

@@ -350,7 +350,7 @@ impl RoomTable {
         let surest =
             rooms.iter().rev().max_by_key(|r| r.judgement.as_ref().map(|j| j.confidence)).copied()?;
         let Verdict { class, confidence, owed_by, act_on, evidence, actions, .. } =
-            self.verdict_of(surest, &[], self.now)?;
+            self.verdict_of(surest, &[], &[], self.now)?;
         let since = rooms.iter().filter_map(|r| r.judgement.as_ref()).map(|j| j.since).min()?;
         let engine = owed_by.or(act_on.clone());
         let rooms_now = self.findings.group_size(group).unwrap_or(1);

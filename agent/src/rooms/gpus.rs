@@ -44,7 +44,7 @@ pub(crate) struct Move {
 #[derive(Debug, Default)]
 pub(crate) struct RoomGpus {
     pub(crate) known: Gpus,
-    /// When the first reading came: what was handed over before is not counted.
+    /// When the first reading came, of a GPU or of the network: what was handed over before is not counted.
     since: Option<Mono>,
     /// By the process at the top of the engine, and by the side: in one that is both, each counts for itself.
     engines: HashMap<(u32, Role), Moves>,
@@ -52,8 +52,19 @@ pub(crate) struct RoomGpus {
 
 impl RoomGpus {
     pub(crate) fn take(&mut self, reading: &Reading) {
-        self.since.get_or_insert(reading.at);
+        self.begin(reading.at);
         self.known.take(reading);
+    }
+
+    /// Something is read from now on, of a GPU or otherwise: hand-overs are counted.
+    pub(crate) fn begin(&mut self, at: Mono) {
+        self.since.get_or_insert(at);
+    }
+
+    /// From when until when (or until `at`) a side handed over, and how many rooms of its engine did so then, if that is known.
+    pub(crate) fn time(&self, role: Role, m: Move, at: Mono) -> Option<(Mono, Mono, Option<u32>)> {
+        let (from, to) = (m.from, m.to.unwrap_or(at).max(m.from));
+        (m.engine != 0).then(|| (from, to, self.overlapping((m.engine, role), from, to)))
     }
 
     /// Hand-overs of an engine; `None`: there is no place for them.
@@ -139,7 +150,7 @@ impl RoomTable {
 
     /// Begins or ends the time in which a side hands over.
     pub(crate) fn note_move(&mut self, slot: u32, role: Role, view: Progress) {
-        if self.gpus.known.is_empty() {
+        if self.gpus.known.is_empty() && self.network.is_empty() {
             return;
         }
         if !moving(&view) {
@@ -178,7 +189,7 @@ impl RoomTable {
     }
 
     /// Processes of the room's ranks of one side on this host.
-    fn ranks(&self, room: &Room, role: Role) -> SmallVec<[u32; 2]> {
+    pub(crate) fn ranks(&self, room: &Room, role: Role) -> SmallVec<[u32; 2]> {
         let mut pids = SmallVec::new();
         if !room.has(role) {
             return pids;
@@ -225,11 +236,7 @@ impl RoomTable {
             return all;
         }
         for (role, m) in [Role::Prefill, Role::Decode].into_iter().zip(room.moves) {
-            if m.engine == 0 {
-                continue;
-            }
-            let (from, to) = (m.from, m.to.unwrap_or(at).max(m.from));
-            let overlapping = self.gpus.overlapping((m.engine, role), from, to);
+            let Some((from, to, overlapping)) = self.gpus.time(role, m, at) else { continue };
             for pid in self.ranks(room, role) {
                 for (pid, gpu) in self.gpus_of(pid, from, to) {
                     let known = |w: &GpuWindow| w.role == role && w.gpu == gpu.name;
@@ -318,7 +325,7 @@ fn silent(gpus: &[&Gpu], since: Mono, now: Mono) -> Option<SilentFact> {
 }
 
 /// Puts neighbours together so that at most [`MAX_SERIES`] are left; where no neighbours are, some are left out.
-fn together<'a>(readings: impl Iterator<Item = &'a Stretch> + Clone, to: &mut Vec<Stretch>) {
+pub(crate) fn together<'a>(readings: impl Iterator<Item = &'a Stretch> + Clone, to: &mut Vec<Stretch>) {
     let n = readings.clone().count();
     let each = n.div_ceil(MAX_SERIES).max(1);
     let (mut last, mut taken, mut out) = (None::<Stretch>, 0, Vec::new());

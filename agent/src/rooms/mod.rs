@@ -13,6 +13,7 @@ pub mod findings;
 mod gpus;
 mod messages;
 pub mod model;
+mod network;
 pub(crate) mod peers;
 mod rates;
 mod requests;

@@ -8,8 +8,9 @@ use smallvec::SmallVec;
 
 use crate::event::{Addresses, Direction, Mono, SocketId, Stand, StateChange, Task, TaskEvent, Trouble};
 use crate::gpu::model::{Reading, Trouble as GpuTrouble};
-use crate::gpu::windows::{Computing, Stretch, Window};
+use crate::gpu::windows::{Computing, Link, Stretch, Window};
 use crate::http::event as web;
+use crate::network::model as network;
 use crate::sglang::message::{Backend, Decoded, Kind, KvPoll, Releases};
 use crate::spans::{EngineRequest, SchedulerSpan};
 use crate::verdict::model::{Finding, Verdict};
@@ -188,6 +189,8 @@ pub enum Input<'a> {
     },
     /// Something that was read of a GPU of this host, as a whole.
     Gpu(&'a Reading),
+    /// Something that was read of an RDMA port of this host, as a whole, or of an engine's own connections.
+    Network(&'a network::Reading),
 }
 
 /// A step in the life of a request for work (`/generate` and its like), in this order; any but the first may be missing.
@@ -315,6 +318,9 @@ pub struct EngineProcess {
     pub bootstrap_port: Option<u16>,
     /// Where it runs.
     pub place: Place,
+    /// RDMA cards that its arguments name (`--disaggregation-ib-device`); none: they name none, or a file.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ib_devices: Vec<String>,
 }
 
 /// Where a process runs, from its cgroup path (`/proc/PID/cgroup`).
@@ -543,6 +549,8 @@ pub struct RoomSnapshot {
     pub scheduled: Vec<EngineRequest>,
     /// GPUs of the processes involved, over the time in which its KV cache can have moved; none: none is known.
     pub gpus: Vec<GpuWindow>,
+    /// RDMA ports that its engines can use and connections of its ranks, over the same time; none: none is known.
+    pub network: Vec<NetworkWindow>,
     /// Its messages in order of arrival, bounded; `messages_dropped` more were not kept.
     pub messages: SmallVec<[MessageMark; 4]>,
     /// Messages not kept.
@@ -652,6 +660,32 @@ pub struct GpuWindow {
     pub troubles: Vec<GpuTrouble>,
     /// Readings one by one, over the whole life of the room, at most [`MAX_SERIES`] a link with neighbours put together; only where
     /// someone asked for this room.
+    pub series: Vec<Stretch>,
+}
+
+/// An RDMA port that a room's engine can use, or the connections of a room's rank, over the time in which the room's KV cache can have
+/// moved: of the whole port or process, and of every room that was handed over then.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NetworkWindow {
+    /// The port's name (`mlx5_0/1`), or `connections`.
+    pub name: Arc<str>,
+    /// Which of the two.
+    pub link: Link,
+    /// Which side of the room.
+    pub role: Role,
+    /// The rank's process, whose connections they are; `None`: a port.
+    pub pid: Option<u32>,
+    /// METADATA complete.
+    pub from: Mono,
+    /// How the side ended, or now.
+    pub to: Mono,
+    /// What moved; `None`: not measured.
+    pub moved: Option<Window>,
+    /// As of [`GpuWindow::overlapping`].
+    pub overlapping: Option<u32>,
+    /// Errors that the port counted then.
+    pub faults: Vec<network::Faults>,
+    /// As of [`GpuWindow::series`].
     pub series: Vec<Stretch>,
 }
 

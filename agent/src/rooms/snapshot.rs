@@ -5,7 +5,9 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use crate::event::Mono;
-use crate::rooms::model::{GpuWindow, MessageMark, Outcome, RankView, Role, RoomSnapshot, View};
+use crate::rooms::model::{
+    GpuWindow, MessageMark, NetworkWindow, Outcome, RankView, Role, RoomSnapshot, View,
+};
 use crate::rooms::peers::EndpointId;
 use crate::rooms::requests::legs::RoomRequest;
 use crate::rooms::room::{Link, Mark, Progress, Room};
@@ -31,8 +33,8 @@ impl RoomTable {
         [prefill, decode]: [Option<Progress>; 2],
         at: Mono,
     ) -> RoomSnapshot {
-        let gpus = self.gpu_windows(room, at);
-        let verdict = self.verdict_of(room, &gpus, at);
+        let (gpus, network) = (self.gpu_windows(room, at), self.network_windows(room, at));
+        let verdict = self.verdict_of(room, &gpus, &network, at);
         let group_size = verdict.as_ref().map_or(1, |v| self.findings.group_size(v.group).unwrap_or(1));
         let mut snapshot = RoomSnapshot {
             room: room.room,
@@ -50,6 +52,7 @@ impl RoomTable {
             request: None,
             scheduled: room.scheduled.as_deref().map(|s| s.requests.clone()).unwrap_or_default(),
             gpus,
+            network,
             messages: SmallVec::new(),
             messages_dropped: room.marks_dropped,
             verdict: verdict.map(Box::new),
@@ -66,7 +69,13 @@ impl RoomTable {
         snapshot
     }
 
-    pub(crate) fn verdict_of(&self, room: &Room, gpus: &[GpuWindow], at: Mono) -> Option<Verdict> {
+    pub(crate) fn verdict_of(
+        &self,
+        room: &Room,
+        gpus: &[GpuWindow],
+        network: &[NetworkWindow],
+        at: Mono,
+    ) -> Option<Verdict> {
         let j = room.judgement.as_deref()?;
         let view = room.progress(j.role);
         let last = room.phases.get(usize::from(j.role == Role::Decode)).copied();
@@ -76,6 +85,7 @@ impl RoomTable {
             self.facts(room, j.role, Progress { phase, since, terminal: None, ..view }, at)
         })?;
         facts.gpu.windows = gpus.to_vec();
+        facts.network = network.to_vec();
         Some(explain(&facts, j))
     }
 

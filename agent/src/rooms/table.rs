@@ -11,6 +11,7 @@ use std::sync::Arc;
 use hashbrown::HashMap;
 
 use crate::event::{Mono, SECOND};
+use crate::network::model::Network;
 use crate::rooms::connections::{Awaited, Connections};
 use crate::rooms::counts::{Counters, Gauges, MAX_INSTANCES, OpenGauge, PinnedGauge, Tally};
 use crate::rooms::engines::Engines;
@@ -165,6 +166,8 @@ pub struct RoomTable {
     pub(crate) spans: Spans,
     /// What GPUs move and suffer.
     pub(crate) gpus: RoomGpus,
+    /// What RDMA ports and the engines' own connections move.
+    pub(crate) network: Network,
     /// When nobody looked, where this table goes on where another left off.
     pub(crate) away: Option<Away>,
     /// What was taken over is not confirmed yet: nothing is judged.
@@ -198,6 +201,7 @@ impl RoomTable {
             http: Http::default(),
             spans: Spans::default(),
             gpus: RoomGpus::default(),
+            network: Network::default(),
             away: None,
             returning: false,
         }
@@ -269,6 +273,10 @@ impl RoomTable {
                 self.advance(reading.at, out);
                 self.gpus.take(reading);
             }
+            Input::Network(reading) => {
+                self.advance(reading.at, out);
+                self.network_read(reading);
+            }
         }
     }
 
@@ -319,11 +327,12 @@ impl RoomTable {
         all
     }
 
-    /// The same with the single readings of its GPUs: for someone who asks for this room, not for lists.
+    /// The same with the single readings of its GPUs, ports and connections: for someone who asks for this room, not for lists.
     pub fn details(&self, room: u64) -> Vec<RoomSnapshot> {
         let mut all = self.snapshot(room);
         for snapshot in &mut all {
             self.add_series(snapshot);
+            self.add_network_series(snapshot);
         }
         all
     }

@@ -8,6 +8,7 @@ use crate::event::{Mono, SECOND};
 use crate::rooms::model::{Completeness, Phase, Role};
 use crate::verdict::actions::actions;
 use crate::verdict::candidates::candidates;
+use crate::verdict::explain_network;
 use crate::verdict::explain_requests;
 use crate::verdict::explain_threads::{code, foreign_words, not_acknowledged, threads};
 use crate::verdict::facts::{Dummies, Facts, Sent};
@@ -77,6 +78,7 @@ fn evidence(f: &Facts, j: &Judgement) -> Vec<String> {
     asked(f, &mut lines);
     explain_requests::evidence(f, j, &mut lines);
     judge_gpus::evidence(f, &mut lines);
+    explain_network::evidence(f, &mut lines);
     abort(f, &mut lines);
     progress(f, j, &mut lines);
     delivery(f, &mut lines);

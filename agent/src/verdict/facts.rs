@@ -6,7 +6,7 @@
 use std::net::SocketAddr;
 
 use crate::event::{Comm, Mono};
-use crate::rooms::model::{Away, Completeness, GpuWindow, LegView, Phase, Role};
+use crate::rooms::model::{Away, Completeness, GpuWindow, LegView, NetworkWindow, Phase, Role};
 use crate::rooms::peers::{Exit, ForeignMark};
 use crate::sglang::message::{Backend, KvPoll, Releases};
 use crate::verdict::model::Party;
@@ -348,6 +348,8 @@ pub(crate) struct Facts {
     pub(crate) spans: SpanFacts,
     /// GPUs.
     pub(crate) gpu: GpuFacts,
+    /// Ports and connections over the room's window, for the words; not for judging.
+    pub(crate) network: Vec<NetworkWindow>,
 }
 
 impl Facts {

@@ -7,6 +7,7 @@
 
 use crate::event::{Mono, SECOND};
 use crate::gpu::model::{Ailment, Trouble, recovery_meaning, slowed, xid_meaning};
+use crate::gpu::windows::Window;
 use crate::rooms::model::{GpuWindow, Phase, Role};
 use crate::verdict::explain::{ago, seconds};
 use crate::verdict::facts::Facts;
@@ -80,30 +81,32 @@ pub(super) fn evidence(f: &Facts, lines: &mut Vec<String>) {
 /// What one GPU did.
 fn words(f: &Facts, w: &GpuWindow) -> String {
     let whose = format!("{} of {} process {}", w.gpu, w.role.label(), w.pid);
-    let links: Vec<String> = w
-        .links
-        .iter()
-        .map(|l| {
-            let read =
-                if l.coverage >= 950 { String::new() } else { format!(", {} % of it read", l.coverage / 10) };
-            format!(
-                "{}: {} out, {} in from {} to {} ({}{read})",
-                l.link.label(),
-                bytes(l.out),
-                bytes(l.into),
-                ago(f, l.from).trim_start_matches("at "),
-                f.moment(l.to),
-                l.source.label()
-            )
-        })
-        .collect();
+    let links: Vec<String> = w.links.iter().map(|l| moved(f, l)).collect();
     let moved = if links.is_empty() { "what it moved is not measured".to_owned() } else { links.join("; ") };
-    let others = match w.overlapping {
+    format!("{whose}: {moved}; the whole GPU, {}", whose_rooms(w.overlapping))
+}
+
+/// Of how many rooms a reading is.
+pub(super) fn whose_rooms(overlapping: Option<u32>) -> String {
+    match overlapping {
         Some(1) => "no other room was handed over by that engine then".to_owned(),
         Some(n) => format!("of {n} rooms that were handed over by that engine then, and never of one"),
         None => "of every room that was handed over then, and never of one".to_owned(),
-    };
-    format!("{whose}: {moved}; the whole GPU, {others}")
+    }
+}
+
+/// What moved on one link.
+pub(super) fn moved(f: &Facts, l: &Window) -> String {
+    let read = if l.coverage >= 950 { String::new() } else { format!(", {} % of it read", l.coverage / 10) };
+    format!(
+        "{}: {} out, {} in from {} to {} ({}{read})",
+        l.link.label(),
+        bytes(l.out),
+        bytes(l.into),
+        ago(f, l.from).trim_start_matches("at "),
+        f.moment(l.to),
+        l.source.label()
+    )
 }
 
 /// Bytes in words.

@@ -6,6 +6,7 @@
 pub(crate) mod actions;
 mod candidates;
 pub(crate) mod explain;
+mod explain_network;
 mod explain_requests;
 pub(crate) mod explain_threads;
 pub(crate) mod facts;

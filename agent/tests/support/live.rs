@@ -132,6 +132,7 @@ impl Live {
         let mut keep = |event: Event<'_>| match event {
             Event::Socket(event) => events.push(Seen::of(event)),
             Event::Task(event) => tasks.push(event),
+            Event::Carried(_) => {}
         };
         while capture.drain(1000, &mut keep) > 0 {}
         capture.drain_recorded(&mut keep).unwrap();

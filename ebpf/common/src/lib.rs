@@ -67,6 +67,10 @@ pub mod kind {
     /// A thread has ended: its own name in `ends.local`, its exit code in `error`, 1 in `new` if its process is gone
     /// with it. There is no socket: the other fields but `at` and `caller` are zero.
     pub const EXIT: u8 = 6;
+    /// What a socket in [`crate::state::CARRIER`] has carried since it was opened: bytes that the peer's kernel has acknowledged
+    /// in `write_seq` (low half) and `snd_una` (high half), bytes received in `copied_seq` and `rcv_nxt`; its TCP state in
+    /// `new`. Flag [`flag::BASE`]: it was opened while the programs ran. `caller` is the one of its last call that was looked at.
+    pub const CARRIED: u8 = 7;
 }
 
 /// [`Record::old`] of a [`kind::TROUBLE`].
@@ -219,8 +223,10 @@ pub mod state {
     pub const ZMTP: u32 = 4;
     /// Carries HTTP.
     pub const HTTP: u32 = 5;
+    /// Belongs to an engine process and carries neither: its calls are not looked at, its bytes are counted by TCP itself.
+    pub const CARRIER: u32 = 6;
     /// How many there are.
-    pub const COUNT: usize = 6;
+    pub const COUNT: usize = 7;
 }
 
 /// [`Socket::flags`].
@@ -352,8 +358,10 @@ pub mod program {
     pub const RESET_SENT: usize = 7;
     /// `tcp_receive_reset`.
     pub const RESET_RECEIVED: usize = 8;
+    /// `iter/task_file` once more, for what the engines' other connections have carried.
+    pub const CARRIED: usize = 9;
     /// How many there are.
-    pub const COUNT: usize = 9;
+    pub const COUNT: usize = 10;
     /// Their names in the object (which also has `rt_empty`, that does nothing, to measure against).
     pub const NAMES: [&str; COUNT] = [
         "rt_send",
@@ -365,6 +373,7 @@ pub mod program {
         "rt_retransmit",
         "rt_reset_sent",
         "rt_reset_received",
+        "rt_carried",
     ];
 }
 
@@ -402,8 +411,8 @@ pub struct Settings {
     pub group_dead: u32,
     /// 1: HTTP of engine processes is followed; 0: it is forgotten.
     pub requests: u32,
-    /// Zero, so that the words before `prefixes` are even in number.
-    pub pad: u32,
+    /// 1: engine processes' connections that carry neither ZMTP nor HTTP are remembered for what they carry; 0: forgotten.
+    pub carriers: u32,
     /// Comm prefixes of engine processes.
     pub prefixes: [Prefix; PREFIXES],
 }
@@ -411,7 +420,7 @@ pub struct Settings {
 const _: () = assert!(
     size_of::<Settings>()
         == size_of::<Offsets>() + size_of::<Calls>() + 7 * size_of::<u32>() + PREFIXES * size_of::<Prefix>(),
-    "padding would be left implicit: add or take `pad`"
+    "padding would be left implicit: add or take a word"
 );
 
 /// A comm prefix as two words of value and mask.

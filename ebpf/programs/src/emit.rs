@@ -108,6 +108,13 @@ unsafe fn put<T, const WORDS: usize>(to: *mut T, from: *const T) {
     }
 }
 
+/// Copies what the socket remembers of its caller and its ends.
+#[inline(always)]
+pub unsafe fn who_and_where(record: *mut Record, socket: *const Socket) {
+    put::<Caller, 4>(&raw mut (*record).caller, &raw const (*socket).caller);
+    put::<Ends, 5>(&raw mut (*record).ends, &raw const (*socket).ends);
+}
+
 /// TCP states before and after, and the zeroes behind them, in one word.
 #[inline(always)]
 pub unsafe fn old_and_new(record: *mut Record, old: u8, new: u8) {
@@ -211,8 +218,7 @@ pub unsafe fn bytes(sk: Sock, tcp: Tcp, socket: *mut Socket, moved: Moved, sourc
 unsafe fn call(record: *mut Record, tcp: Tcp, socket: *mut Socket, moved: Moved) {
     (*record).at = g::bpf_ktime_get_ns();
     (*record).cookie = (*socket).cookie;
-    put::<Caller, 4>(&raw mut (*record).caller, &raw const (*socket).caller);
-    put::<Ends, 5>(&raw mut (*record).ends, &raw const (*socket).ends);
+    who_and_where(record, socket);
     (*record).flags = flag::TASK | (*socket).family as u8;
     (*record).len = moved.len;
     (*record).end = moved.end;

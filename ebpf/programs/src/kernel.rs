@@ -189,6 +189,19 @@ impl Tcp {
         u32::from(load::<u8>(self.0, setting!(at.tcp_retransmits)))
     }
 
+    /// `bytes_acked`: acknowledged by the peer's kernel since the connection was opened; a SYN or FIN that it acknowledged counts
+    /// one each (RFC 4898, `tcpEStatsAppHCThruOctetsAcked`, `include/linux/tcp.h`).
+    #[inline(always)]
+    pub unsafe fn bytes_acked(self) -> u64 {
+        load(self.0, setting!(at.tcp_bytes_acked))
+    }
+
+    /// `bytes_received`: received in order since then; a FIN counts one.
+    #[inline(always)]
+    pub unsafe fn bytes_received(self) -> u64 {
+        load(self.0, setting!(at.tcp_bytes_received))
+    }
+
     /// `snd_una - bytes_acked`: the first byte ever sent, or one before it where this side connected (its SYN
     /// counts). `None` if the two were torn.
     #[inline(always)]

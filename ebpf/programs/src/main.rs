@@ -1,7 +1,8 @@
 //! The kernel programs: which sockets matter, and what goes through them.
 //!
-//! They read and never change what they watch. Five programs without which there is no capture: bytes sent, bytes
-//! received, changes of TCP state, a search for sockets that are already open, and where those stand that are asked for.
+//! They read and never change what they watch. Six programs without which there is no capture: bytes sent, bytes
+//! received, changes of TCP state, a search for sockets that are already open, where those stand that are asked for, and what
+//! the engines' other connections have carried.
 //! Four more where the kernel has their tracepoints: the end of a thread, segments sent again, resets sent and received.
 //! What is not a watched socket leaves after one look-up in its socket storage.
 //!
@@ -14,6 +15,7 @@
 
 mod announce;
 mod call;
+mod carried;
 mod cost;
 mod emit;
 mod exit;

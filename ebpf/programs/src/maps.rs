@@ -119,6 +119,20 @@ pub unsafe fn forget(sk: Sock, socket: *mut Socket, why: u32) {
     g::bpf_sk_storage_delete(sockets(), sk.0.cast_mut().cast());
 }
 
+/// Follows `sk` no longer, for the reason that `why` counts. One of an engine process is remembered for what it carries.
+#[inline(always)]
+pub unsafe fn put_aside(sk: Sock, socket: *mut Socket, why: u32) {
+    let carries = setting!(carriers) != 0
+        && (*socket).state == state::PENDING
+        && (*socket).flags & (mark::OURS | mark::CLOSED) == mark::OURS;
+    if carries {
+        count(why);
+        enter(socket, state::CARRIER);
+    } else {
+        forget(sk, socket, why);
+    }
+}
+
 /// Moves a socket to another state, keeping the numbers of both.
 #[inline(always)]
 pub unsafe fn enter(socket: *mut Socket, new: u32) {

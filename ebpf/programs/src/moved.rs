@@ -8,7 +8,7 @@ use crate::emit::{self, Moved};
 use crate::greeting::{self, Greeting};
 use crate::http::{self, Begin};
 use crate::kernel::{Sock, Task, Tcp};
-use crate::maps::{JUDGEMENTS, count, enter, forget, setting, stored};
+use crate::maps::{JUDGEMENTS, count, enter, forget, put_aside, setting, stored};
 
 /// Calls during which a judgement is still looked up after the greeting was recognised.
 const PROBATION: u32 = 64;
@@ -106,7 +106,7 @@ unsafe fn heed(sk: Sock, socket: *mut Socket, answer: u32) -> bool {
         }
         return true;
     }
-    forget(sk, socket, counter::FOREIGN);
+    put_aside(sk, socket, counter::FOREIGN);
     false
 }
 
@@ -135,7 +135,11 @@ unsafe fn pending(sk: Sock, socket: *mut Socket, moved: &Moved, source: &mut Sou
                 return true;
             }
             Greeting::No | Greeting::Other => {
-                forget(sk, socket, counter::FOREIGN);
+                if http::opens(&head, n) {
+                    forget(sk, socket, counter::FOREIGN);
+                } else {
+                    put_aside(sk, socket, counter::FOREIGN);
+                }
                 return false;
             }
             Greeting::More => {}
@@ -194,7 +198,7 @@ unsafe fn pay(sk: Sock, socket: *mut Socket, moved: &Moved, source: &mut Source)
         let spent = price > budget;
         if spent && (*socket).flags & mark::STRANGE != 0 {
             // User space has had enough of it to name it.
-            forget(sk, socket, counter::MUTED);
+            put_aside(sk, socket, counter::MUTED);
             return false;
         }
         if spent && source.reason == reason::NONE {

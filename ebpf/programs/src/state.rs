@@ -4,6 +4,7 @@ use aya_ebpf::helpers::generated as g;
 use roomtrace_common::{Socket, counter, kind, mark, state};
 
 use crate::announce::announce;
+use crate::carried;
 use crate::emit::{self, States};
 use crate::kernel::{MPTCP, Sock, TCP, Task, Tcp};
 use crate::maps::{count, enter, known, leave, remember, setting};
@@ -61,7 +62,10 @@ pub unsafe fn changed(sk: Sock, old: i32, new: i32) {
         (*socket).flags = mark::WATCHED | mark::OURS;
         return;
     }
-    if (*socket).flags & mark::ANNOUNCED != 0 {
+    if new == CLOSE {
+        carried::last(tcp, socket);
+    }
+    if (*socket).flags & mark::ANNOUNCED != 0 && (*socket).state != state::CARRIER {
         tell(sk, tcp, socket, old, new, None);
     }
     if new == CLOSE {

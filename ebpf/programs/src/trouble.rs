@@ -5,7 +5,7 @@
 //! record in [`TROUBLE_EVERY`] stands for all. A reset ends its connection, and a connection has only one end.
 
 use aya_ebpf::helpers::{self, generated as g};
-use roomtrace_common::{Socket, TROUBLE_EVERY, counter, kind, mark, trouble};
+use roomtrace_common::{Socket, TROUBLE_EVERY, counter, kind, mark, state, trouble};
 
 use crate::emit::{self, States};
 use crate::kernel::Sock;
@@ -53,7 +53,9 @@ unsafe fn told(sk: Sock) -> *mut Socket {
         return core::ptr::null_mut();
     }
     let socket = known(sk);
-    if !socket.is_null() && (*socket).flags & mark::ANNOUNCED == 0 {
+    if !socket.is_null()
+        && ((*socket).flags & mark::ANNOUNCED == 0 || (*socket).state == state::CARRIER)
+    {
         return core::ptr::null_mut();
     }
     socket

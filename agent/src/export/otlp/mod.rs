@@ -14,6 +14,7 @@ mod forward;
 mod gpus;
 mod logs;
 mod metrics;
+mod network;
 mod queue;
 mod raw;
 mod resource;

@@ -12,7 +12,7 @@ use opentelemetry::{InstrumentationScope, KeyValue, SpanId, TraceId, Value};
 use opentelemetry_sdk::trace::{SpanData, SpanEvents, SpanLinks};
 
 use super::resource::ProcessKey;
-use super::{gpus, scheduled};
+use super::{gpus, network, scheduled};
 use crate::event::{Direction, Mono};
 use crate::export::phases::{PhaseSpan, phases};
 use crate::export::trace_id::{SpanName, trace_id};
@@ -229,6 +229,7 @@ impl<'a> Tracer<'a> {
         let mut events = SpanEvents::default();
         events.events = mine.take(EVENTS).map(|m| self.message(m)).collect();
         events.events.extend(gpus::events(self.room, role, |at| self.wall(at)));
+        events.events.extend(network::events(self.room, role, |at| self.wall(at)));
         let beyond = u32::try_from(total.saturating_sub(EVENTS)).unwrap_or(u32::MAX);
         events.dropped_count = beyond.saturating_add(self.room.messages_dropped);
         events
