@@ -10,6 +10,7 @@
 //! unsafe code. `kernel` is the only module with unsafe code, but for one file that calls the GPU driver (`gpu/driver.rs`).
 #![deny(unsafe_code)]
 
+pub mod batch;
 pub mod cli;
 pub mod control;
 pub mod duration_text;

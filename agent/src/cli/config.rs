@@ -102,6 +102,8 @@ pub struct Config {
     pub http: Http,
     /// What is read of the GPUs.
     pub gpu: Gpu,
+    /// What is probed inside engines.
+    pub probes: ProbesConfig,
     /// What a restarted agent goes on from.
     pub state: State,
     /// What is kept to be replayed later.
@@ -186,6 +188,14 @@ impl Default for Gpu {
     fn default() -> Self {
         Self { enabled: true, lib_path: None }
     }
+}
+
+/// What is probed inside engines. Nothing unless it is switched on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ProbesConfig {
+    /// What Mooncake's transfer engine is asked to move, by uprobes on its library.
+    pub mooncake: bool,
 }
 
 /// Which kernel hooks.

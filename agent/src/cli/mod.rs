@@ -8,6 +8,7 @@ mod engines;
 mod explain;
 mod gpus;
 mod measure;
+mod probes;
 mod recording;
 mod remote;
 mod replay;

@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use super::config::Config;
 use super::engines::{Engines, told};
 use super::gpus::GpuReaders;
+use super::probes::Prober;
 use super::spans::Spans;
 use super::{End, Failure, Outcome, measure, recording, room_config, unread};
 use crate::control::Judgement;
@@ -48,10 +49,14 @@ pub(super) fn run(config: &Config) -> Outcome {
     super::logging();
     keep_private(config);
     let mut capture = Capture::start(&capture_config(config)).map_err(Failure::cannot_observe)?;
-    // Before any thread starts: threads inherit what is left.
+    let prober = Prober::start(config);
+    // Before any other thread starts: threads inherit what is left.
     capture.drop_privileges(false).map_err(Failure::cannot_observe)?;
     let keeper = Keeper::new(config.state.file.as_deref());
     let mut pipeline = take_up(config, &mut capture, keeper.as_ref());
+    if prober.runs() {
+        pipeline.follow_batches();
+    }
     let keeper = keeper.and_then(Keeper::writes);
     let clock = Clock::sampled(&brackets());
     let identity = identity(config);
@@ -79,6 +84,7 @@ pub(super) fn run(config: &Config) -> Outcome {
         pipeline,
         engines: Engines::start(config),
         gpus: GpuReaders::start(config),
+        prober,
         keeper,
         recording,
         exports,
@@ -124,6 +130,7 @@ struct Agent {
     pipeline: Pipeline,
     engines: Engines,
     gpus: GpuReaders,
+    prober: Prober,
     keeper: Option<Keeper>,
     recording: Option<Recording>,
     exports: Exports,
@@ -147,8 +154,7 @@ impl Agent {
             if !more {
                 self.capture.wait(WAIT).map_err(Failure::cannot_observe)?;
             }
-            let Self { capture, pipeline, .. } = self;
-            more = capture.drain(BUDGET, &mut |event| pipeline.take(&event)) == BUDGET;
+            more = self.drain() == BUDGET;
             let at = now();
             let Self { capture, pipeline, engines, .. } = self;
             engines.turn(at, pipeline, capture);
@@ -171,6 +177,7 @@ impl Agent {
                 let mut snapshot = measurements(at, &self.pipeline, &self.capture, &self.identity, keeper);
                 self.spans.measure(&mut snapshot, &self.pipeline);
                 self.gpus.second(at, self.pipeline.rooms().gpus(), &mut snapshot);
+                self.prober.second(at, &mut self.pipeline, &mut snapshot);
                 self.exports.publish(snapshot);
             }
             self.write_down(at);
@@ -184,6 +191,24 @@ impl Agent {
         self.record();
         self.tell_exports();
         Ok(End::Fine)
+    }
+
+    /// Takes what the kernel recorded; how much.
+    fn drain(&mut self) -> usize {
+        let Self { capture, pipeline, prober, .. } = self;
+        if !prober.runs() {
+            return capture.drain(BUDGET, &mut |event| pipeline.take(&event));
+        }
+        prober.collect();
+        let taken = capture.drain(BUDGET, &mut |event| {
+            prober.before(&event, pipeline);
+            pipeline.take(&event);
+        });
+        // Else what was recorded before it is still in the ring.
+        if taken < BUDGET {
+            prober.rest(pipeline);
+        }
+        taken
     }
 
     /// Hands what was taken down to the thread that records it.
@@ -305,6 +330,7 @@ impl Agent {
             "engines": self.engines.status(&self.pipeline),
             "spans": self.spans.status(&self.pipeline),
             "gpus": self.gpus.status(now(), self.pipeline.rooms().gpus()),
+            "probes": self.prober.status(&self.pipeline),
             "state": self.keeper.as_ref().map(|k| measure::state_status(&k.path, &k.counters)),
             "sources": {
                 "frames": "kernel hooks on socket calls",

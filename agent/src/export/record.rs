@@ -6,6 +6,7 @@
 use serde::Serialize;
 
 use super::Identity;
+use super::batches::{BatchesJson, batches};
 use super::clock::Clock;
 use super::gpu::{GpuJson, gpus};
 use super::scheduled::{SchedulerJson, scheduler};
@@ -48,6 +49,8 @@ pub struct Record {
     messages_dropped: u32,
     /// What the GPUs of its ranks moved while its KV cache could; `null`: none is known.
     gpu: Option<Vec<GpuJson>>,
+    /// What its prefill processes asked Mooncake to move for it; `null`: not probed.
+    transfer_engine: Option<Vec<BatchesJson>>,
     /// The request behind it, where one was seen at an HTTP port of this host.
     request: Option<RequestJson>,
     /// What the engines' schedulers said of it by their spans.
@@ -261,6 +264,7 @@ impl Maker<'_> {
             },
             messages_dropped: s.messages_dropped,
             gpu: gpus(s, self.clock),
+            transfer_engine: batches(s, self.clock),
             request: s.request.as_ref().map(|r| self.request(r)),
             scheduler: scheduler(&s.scheduled, self.clock),
         }

@@ -78,6 +78,7 @@ pub(crate) fn room(number: u64) -> RoomSnapshot {
         request: None,
         scheduled: Vec::new(),
         gpus: Vec::new(),
+        batches: Vec::new(),
         messages: SmallVec::new(),
         messages_dropped: 0,
         verdict: None,

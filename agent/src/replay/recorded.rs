@@ -13,7 +13,7 @@ use crate::event::{Direction, Mono, SECOND, SocketId, Stand, StateChange, TaskEv
 use crate::gpu::model::Reading;
 use crate::http::event as web;
 use crate::rooms::model::{
-    BootstrapStep, Connection, EngineGauges, EngineProcess, Input, RequestStep, Unreadable,
+    BatchNews, BootstrapStep, Connection, EngineGauges, EngineProcess, Input, RequestStep, Unreadable,
 };
 use crate::sglang::message::Decoded;
 use crate::spans::SchedulerSpan;
@@ -125,6 +125,13 @@ pub enum Line<'a> {
         spans: Vec<SchedulerSpan>,
     },
     Gpu(Reading),
+    Batch {
+        at: Mono,
+        pid: u32,
+        #[serde(default)]
+        room: Option<RecordedRoom>,
+        news: BatchNews,
+    },
     /// So many lines are missing here.
     Dropped {
         lines: u64,
@@ -165,6 +172,10 @@ pub enum OwnedBootstrapStep {
     OutOfSight,
 }
 
+/// A room, as text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RecordedRoom(#[serde(with = "crate::room_text")] u64);
+
 /// A room and its DP rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RoomRank(#[serde(with = "crate::room_text")] u64, u32);
@@ -197,6 +208,9 @@ impl<'a> From<&Input<'a>> for Line<'a> {
             Input::Gauges { at, gauges } => Self::Gauges { at, gauges: gauges.clone() },
             Input::Spans { at, offset, spans } => Self::Spans { at, offset, spans: spans.to_vec() },
             Input::Gpu(reading) => Self::Gpu(reading.clone()),
+            Input::Batch { at, pid, room, news } => {
+                Self::Batch { at, pid, room: room.map(RecordedRoom), news }
+            }
         }
     }
 }
@@ -283,6 +297,7 @@ impl Line<'_> {
             | Self::Stand { at, .. }
             | Self::Process { at, .. }
             | Self::Gauges { at, .. }
+            | Self::Batch { at, .. }
             | Self::Spans { at, .. } => Some(*at),
             Self::Task(task) => Some(task.at),
             Self::Gpu(reading) => Some(reading.at),
@@ -333,6 +348,9 @@ impl Line<'_> {
             Self::Gauges { at, ref gauges } => Input::Gauges { at, gauges },
             Self::Spans { at, offset, ref spans } => Input::Spans { at, offset, spans },
             Self::Gpu(ref reading) => Input::Gpu(reading),
+            Self::Batch { at, pid, room, news } => {
+                Input::Batch { at, pid, room: room.map(|room| room.0), news }
+            }
             Self::Dropped { .. } => return,
         });
     }

@@ -50,6 +50,7 @@ impl RoomTable {
             request: None,
             scheduled: room.scheduled.as_deref().map(|s| s.requests.clone()).unwrap_or_default(),
             gpus,
+            batches: self.room_batches(room),
             messages: SmallVec::new(),
             messages_dropped: room.marks_dropped,
             verdict: verdict.map(Box::new),

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use hashbrown::HashMap;
 
 use crate::event::{Mono, SECOND};
+use crate::rooms::batches::Missed;
 use crate::rooms::connections::{Awaited, Connections};
 use crate::rooms::counts::{Counters, Gauges, MAX_INSTANCES, OpenGauge, PinnedGauge, Tally};
 use crate::rooms::engines::Engines;
@@ -165,6 +166,8 @@ pub struct RoomTable {
     pub(crate) spans: Spans,
     /// What GPUs move and suffer.
     pub(crate) gpus: RoomGpus,
+    /// Processes of which the optional probes have missed something.
+    pub(crate) missed_batches: Missed,
     /// When nobody looked, where this table goes on where another left off.
     pub(crate) away: Option<Away>,
     /// What was taken over is not confirmed yet: nothing is judged.
@@ -198,6 +201,7 @@ impl RoomTable {
             http: Http::default(),
             spans: Spans::default(),
             gpus: RoomGpus::default(),
+            missed_batches: Missed::default(),
             away: None,
             returning: false,
         }
@@ -268,6 +272,10 @@ impl RoomTable {
             Input::Gpu(reading) => {
                 self.advance(reading.at, out);
                 self.gpus.take(reading);
+            }
+            Input::Batch { at, pid, room, news } => {
+                self.advance(*at, out);
+                self.batch(*at, *pid, *room, news);
             }
         }
     }

@@ -56,6 +56,7 @@ const ALLOWED: &[(&str, &str)] = &[
         "gpu.lib_path",
         "the path of the driver's library, such as /usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1, or null",
     ),
+    ("probes.mooncake", "true or false"),
     ("http.enabled", "true or false"),
     ("http.listen", "an IP address with a port, such as 127.0.0.1:9713 or \"[::1]:9713\""),
     ("record.file", "the path of a file, or null"),
