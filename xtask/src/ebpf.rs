@@ -119,14 +119,15 @@ fn compile(tools: &Toolchain) -> Result<()> {
 fn strip(tools: &Toolchain, program: &str) -> Result<Vec<u8>> {
     let linked = target_directory().join("bpfel-unknown-none/release").join(program);
     let stripped = target_directory().join(format!("{program}.bpf.o"));
-    let symbols = install::output(Command::new(tools.llvm.join("bin/llvm-nm")).arg("--just-symbol-name").arg(&linked))?;
+    let symbols =
+        install::output(Command::new(tools.llvm.join("bin/llvm-nm")).arg("--just-symbol-name").arg(&linked))?;
     let mut objcopy = Command::new(tools.llvm.join("bin/llvm-objcopy"));
     // The compiler's own name for it differs from checkout to checkout.
     if let Some(mangled) = symbols.lines().find(|name| name.ends_with(CALLBACK)) {
         objcopy.args(["--keep-symbol", CALLBACK, "--redefine-sym"]).arg(format!("{mangled}={CALLBACK}"));
     }
     install::run(objcopy.args(["--strip-debug", "--strip-unneeded"]).args([&linked, &stripped]))
-    .context("strip the object (BTF stays, DWARF goes)")?;
+        .context("strip the object (BTF stays, DWARF goes)")?;
     std::fs::read(&stripped).with_context(|| format!("read {}", stripped.display()))
 }
 

@@ -1,7 +1,7 @@
 //! The optional probes' side of `run`: a thread finds the transfer engines that processes have mapped and attaches, the observing
 //! thread takes what they see. Off unless `probes.mooncake` is set.
 //!
-//! The thread keeps the privileges that this takes (`CAP_SYS_PTRACE`, `CAP_DAC_READ_SEARCH`), so it starts before the others are
+//! The thread keeps the privileges that this takes (`CAP_SYS_ADMIN`, `CAP_SYS_PTRACE`, `CAP_DAC_READ_SEARCH`), so it starts before the others are
 //! given up.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
