@@ -3,6 +3,7 @@
 //! Pure: no I/O, no clock (time is an argument), no unsafe code. Every table is bounded by [`Limits`] and
 //! counts what it turns away ([`Counters`]).
 
+mod batches;
 mod counters;
 mod ends;
 mod flow;
@@ -13,6 +14,8 @@ mod web;
 
 use std::collections::VecDeque;
 
+pub use batches::BatchCounts;
+use batches::Batches;
 use counters::Shapes;
 pub use counters::{ConnectionState, Counters, Dropped, Loss, Shape};
 use flow::{Findings, Out};
@@ -22,6 +25,7 @@ pub use saved::{SavedControl, SavedSocket};
 use socket::{Socket, Stream, Unacknowledged};
 use web::{Heard, Web};
 
+use crate::batch::{Batch, Layout};
 use crate::event::{
     Bytes, Direction, Found, Mono, Sequence, SocketEvent, SocketId, Stand, StateChange, TcpState, Trouble,
     What,
@@ -77,6 +81,8 @@ struct Shared {
     counters: Counters,
     http: crate::http::Counters,
     shapes: Shapes,
+    /// Joins what the optional probes see; `None`: they are off.
+    batches: Option<Box<Batches>>,
 }
 
 /// Follows every socket from its events to messages.
@@ -104,6 +110,7 @@ impl Control {
                 counters: Counters::default(),
                 http: crate::http::Counters::default(),
                 shapes: Shapes::default(),
+                batches: None,
             },
             returning: None,
         }
@@ -149,6 +156,44 @@ impl Control {
                 shared.retire(id, &mut socket, now, sink);
             }
         }
+    }
+
+    /// From now on remembers who asked prefill processes for what, so that [`Self::batch`] can tell whose a batch is.
+    pub fn follow_batches(&mut self) {
+        self.shared.batches.get_or_insert_default();
+    }
+
+    /// The batches of this process are seen from now on.
+    pub fn watch_batches(&mut self, pid: u32, layout: Layout) {
+        if let Some(batches) = &mut self.shared.batches {
+            batches.watch(pid, layout);
+        }
+    }
+
+    /// The process has ended.
+    pub fn forget_batches(&mut self, pid: u32) {
+        if let Some(batches) = &mut self.shared.batches {
+            batches.forget(pid);
+        }
+    }
+
+    /// Takes what a probe saw. To be given in the order of time, also among socket events.
+    pub fn batch(&mut self, batch: &Batch<'_>, sink: &mut impl FnMut(Input<'_>)) {
+        if let Some(batches) = &mut self.shared.batches {
+            batches.take(batch, sink);
+        }
+    }
+
+    /// Records of the probes were lost.
+    pub fn lost_batches(&mut self, at: Mono, sink: &mut impl FnMut(Input<'_>)) {
+        if let Some(batches) = &mut self.shared.batches {
+            batches.lost(at, sink);
+        }
+    }
+
+    /// What became of batches; `None`: the probes are off.
+    pub fn batch_counts(&self) -> Option<BatchCounts> {
+        self.shared.batches.as_ref().map(|b| b.counts)
     }
 
     /// Sockets judged since the last call.
@@ -398,6 +443,7 @@ impl Shared {
             history,
             counters: &mut self.counters,
             shapes: &mut self.shapes,
+            batches: self.batches.as_deref_mut(),
             sink,
             findings,
         };

@@ -11,6 +11,7 @@
 #![deny(unsafe_code)]
 
 mod accept;
+pub mod batch;
 pub mod cli;
 pub mod control;
 pub mod duration_text;

@@ -8,6 +8,7 @@ use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
+use crate::batch::{Batch, Layout};
 use crate::control::{ConnectionState, Control, Judgement, Limits, SavedControl};
 use crate::event::{Direction, Event as Happened, Mono, SocketEvent, SocketId};
 use crate::replay::recorded::Recorder;
@@ -173,6 +174,31 @@ impl Pipeline {
         self.rooms.handle(input, &mut self.events);
     }
 
+    /// From now on batches that the optional probes see can be joined to rooms.
+    pub fn follow_batches(&mut self) {
+        self.control.follow_batches();
+    }
+
+    /// The batches of this process are seen from now on.
+    pub fn watch_batches(&mut self, pid: u32, layout: Layout) {
+        self.control.watch_batches(pid, layout);
+    }
+
+    /// Takes what a probe saw, in the order of time among the other events. `None`: so much was lost.
+    pub fn batch(&mut self, at: Mono, batch: Option<&Batch<'_>>) {
+        let Self { control, rooms, events, recorder, .. } = self;
+        let mut tell = |input: Input<'_>| {
+            if let Some(recorder) = recorder {
+                recorder.record(&input);
+            }
+            rooms.handle(&input, events);
+        };
+        match batch {
+            Some(batch) => control.batch(batch, &mut tell),
+            None => control.lost_batches(at, &mut tell),
+        }
+    }
+
     /// From now on what the rooms are told is taken down as well.
     pub fn record(&mut self, recorder: Recorder) {
         self.recorder = Some(recorder);
@@ -272,6 +298,7 @@ impl Pipeline {
     /// Forgets a process that has ended.
     pub fn forget_process(&mut self, pid: u32) {
         self.rooms.forget_process(pid);
+        self.control.forget_batches(pid);
         self.processes.remove(&pid);
     }
 

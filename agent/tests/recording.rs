@@ -24,7 +24,7 @@ use roomtrace::pipeline::Pipeline;
 use roomtrace::replay::Replay;
 use roomtrace::replay::recorded::{Read, Reader, Recorder, RecordingError};
 use roomtrace::rooms;
-use roomtrace::rooms::model::{Event, Input};
+use roomtrace::rooms::model::{BatchNews, Event, Input};
 
 const TICK: u64 = SECOND / 10;
 
@@ -283,6 +283,28 @@ fn what_gpus_show_is_in_it() {
         got.push((*reading).clone());
     });
     assert_eq!((read.unwrap().lines, got.as_slice()), (10, all.as_slice()));
+}
+
+#[test]
+fn batches_are_played_as_they_were() {
+    let all = [
+        (Some(u64::MAX), BatchNews::Asked { pages: 8, whole: true }),
+        (Some(u64::MAX), BatchNews::Submitted { bytes: 1 << 40, requests: 3 }),
+        (Some(1), BatchNews::Over),
+        (Some(1), BatchNews::Ambiguous),
+        (None, BatchNews::Unclear),
+    ];
+    let mut recorder = Recorder::new(1 << 20);
+    for (room, news) in all {
+        recorder.record(&Input::Batch { at: Mono(3), pid: 4711, room, news });
+    }
+    let file = part(1, 0, &recorder.fetch(Vec::new()));
+    let mut got = Vec::new();
+    let read = Reader::new(Cursor::new(file), None).unwrap().run(&mut |_, input| {
+        let Input::Batch { at: Mono(3), pid: 4711, room, news } = *input else { panic!("{input:?}") };
+        got.push((room, news));
+    });
+    assert_eq!((read.unwrap().lines, got.as_slice()), (5, all.as_slice()));
 }
 
 #[test]

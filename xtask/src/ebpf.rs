@@ -1,4 +1,4 @@
-//! `cargo xtask build-ebpf`: the kernel programs' object, rebuilt from source, byte for byte the same in every
+//! `cargo xtask build-ebpf`: the kernel programs' objects, rebuilt from source, byte for byte the same in every
 //! checkout.
 //!
 //! Needs a Rust compiler with its library's source and the LLVM it was built with: on Debian the packages below,
@@ -15,35 +15,48 @@ use crate::install;
 /// A Rust 1.96 with sources, and LLVM 22, which it was built with.
 const PACKAGES: [&str; 4] = ["rustc-web", "cargo-web", "rust-web-src", "llvm-22-dev"];
 const LINKER: &str = "0.13.0";
-const OBJECT: &str = "ebpf/roomtrace.bpf.o";
+/// Programs and where their objects are checked in.
+const OBJECTS: [(&str, &str); 2] = [("roomtrace", "ebpf/roomtrace.bpf.o"), ("probes", "ebpf/probes.bpf.o")];
+
+/// A function that the kernel calls back: the loader needs its symbol, though no relocation names it.
+const CALLBACK: &str = "batch_piece";
 
 /// Arguments.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Change nothing; fail if the checked-in object is not what the sources give.
+    /// Change nothing; fail if a checked-in object is not what the sources give.
     #[arg(long)]
     pub(crate) check: bool,
 }
 
 /// Runs it.
 pub(crate) fn run(args: &Args) -> Result<()> {
-    let built = build(&toolchain()?)?;
-    let target = install::root().join(OBJECT);
+    let tools = toolchain()?;
+    compile(&tools)?;
+    for (program, object) in OBJECTS {
+        compare(&strip(&tools, program)?, object, args.check)?;
+    }
+    Ok(())
+}
+
+/// Puts a new object in the place of the old one.
+fn compare(built: &[u8], object: &str, check: bool) -> Result<()> {
+    let target = install::root().join(object);
     let old = std::fs::read(&target).unwrap_or_default();
     if old == built {
-        println!("{OBJECT} is what the sources give ({} bytes)", built.len());
+        println!("{object} is what the sources give ({} bytes)", built.len());
         return Ok(());
     }
-    if args.check {
+    if check {
         bail!(
-            "{OBJECT} is stale: the sources in ebpf/ give another object ({} bytes, checked in: {} bytes). Run \
+            "{object} is stale: the sources in ebpf/ give another object ({} bytes, checked in: {} bytes). Run \
              `cargo xtask build-ebpf` and commit the result",
             built.len(),
             old.len()
         );
     }
-    std::fs::write(&target, &built).with_context(|| format!("write {}", target.display()))?;
-    println!("{OBJECT} written ({} bytes)", built.len());
+    std::fs::write(&target, built).with_context(|| format!("write {}", target.display()))?;
+    println!("{object} written ({} bytes)", built.len());
     Ok(())
 }
 
@@ -85,28 +98,36 @@ fn toolchain() -> Result<Toolchain> {
     Ok(Toolchain { rustc, cargo, llvm, linker })
 }
 
-/// Compiles, and leaves only what the kernel and the loader read.
-fn build(tools: &Toolchain) -> Result<Vec<u8>> {
-    let programs = install::root().join("ebpf/programs");
-    let target = programs.join("target");
+fn target_directory() -> PathBuf {
+    install::root().join("ebpf/programs/target")
+}
+
+fn compile(tools: &Toolchain) -> Result<()> {
     install::run(
         plain(&tools.cargo, &tools.rustc)
             .args(["build", "--locked", "--release", "--quiet", "-Z", "build-std=core"])
             .args(["--target", "bpfel-unknown-none", "--target-dir"])
-            .arg(&target)
+            .arg(target_directory())
             .env("RUSTC_BOOTSTRAP", "1") // `-Z` and the target want an unstable compiler; any will do
             .env("CARGO_ENCODED_RUSTFLAGS", flags(tools)?.join("\x1f"))
-            .current_dir(&programs),
+            .current_dir(install::root().join("ebpf/programs")),
     )
-    .context("compile the kernel programs")?;
-    let linked = target.join("bpfel-unknown-none/release/roomtrace");
-    let stripped = target.join("roomtrace.bpf.o");
-    install::run(
-        Command::new(tools.llvm.join("bin/llvm-objcopy"))
-            .args(["--strip-debug", "--strip-unneeded"])
-            .args([&linked, &stripped]),
-    )
-    .context("strip the object (BTF stays, DWARF goes)")?;
+    .context("compile the kernel programs")
+}
+
+/// Leaves only what the kernel and the loader read.
+fn strip(tools: &Toolchain, program: &str) -> Result<Vec<u8>> {
+    let linked = target_directory().join("bpfel-unknown-none/release").join(program);
+    let stripped = target_directory().join(format!("{program}.bpf.o"));
+    let symbols =
+        install::output(Command::new(tools.llvm.join("bin/llvm-nm")).arg("--just-symbol-name").arg(&linked))?;
+    let mut objcopy = Command::new(tools.llvm.join("bin/llvm-objcopy"));
+    // The compiler's own name for it differs from checkout to checkout.
+    if let Some(mangled) = symbols.lines().find(|name| name.ends_with(CALLBACK)) {
+        objcopy.args(["--keep-symbol", CALLBACK, "--redefine-sym"]).arg(format!("{mangled}={CALLBACK}"));
+    }
+    install::run(objcopy.args(["--strip-debug", "--strip-unneeded"]).args([&linked, &stripped]))
+        .context("strip the object (BTF stays, DWARF goes)")?;
     std::fs::read(&stripped).with_context(|| format!("read {}", stripped.display()))
 }
 

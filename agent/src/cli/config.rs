@@ -104,6 +104,8 @@ pub struct Config {
     pub gpu: Gpu,
     /// What is read of the network.
     pub network: Network,
+    /// What is probed inside engines.
+    pub probes: ProbesConfig,
     /// What a restarted agent goes on from.
     pub state: State,
     /// What is kept to be replayed later.
@@ -206,6 +208,14 @@ impl Default for Network {
     fn default() -> Self {
         Self { rdma: true, rdma_path: None, tcp: true }
     }
+}
+
+/// What is probed inside engines. Nothing unless it is switched on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ProbesConfig {
+    /// What Mooncake's transfer engine is asked to move, by uprobes on its library.
+    pub mooncake: bool,
 }
 
 /// Which kernel hooks.

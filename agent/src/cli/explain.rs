@@ -251,6 +251,7 @@ fn time_line(out: &mut String, record: &Value) {
     stages(&mut lines, record);
     gpus(&mut lines, record);
     network(&mut lines, record);
+    batches(&mut lines, record);
     lines.sort_by(|a, b| a.0.cmp(b.0));
     let opened = record["opened_at"].as_str().unwrap_or_default();
     let _ = writeln!(out, "\ntime line (UTC, and seconds since the first sign of the room)");
@@ -367,6 +368,32 @@ fn of_rooms(overlapping: &Value) -> String {
         Some(1) => String::new(),
         Some(n) => format!(", of {n} rooms"),
         None => ", of all rooms".to_owned(),
+    }
+}
+
+/// What the transfer engine was asked to move for this room, where the last of it was submitted.
+fn batches<'a>(lines: &mut Vec<(&'a str, String)>, record: &'a Value) {
+    for e in list(&record["transfer_engine"]) {
+        let role = e["role"].as_str().unwrap_or("engine");
+        let least = if e["complete"].as_bool() == Some(true) { "" } else { "at least " };
+        let ambiguous = match e["ambiguous"].as_u64() {
+            Some(n @ 1..) => format!(", {n} more batches may be this room's or another's"),
+            _ => String::new(),
+        };
+        let at = e["last"].as_str().or(record["time"].as_str());
+        let (Some(at), Some(bytes)) = (at, e["bytes"].as_u64()) else {
+            if let Some(at) = at {
+                let line = format!("{role:7} MOONCAKE what was submitted is not measured{ambiguous}");
+                lines.push((at, line));
+            }
+            continue;
+        };
+        let (batches, open) =
+            (e["batches"].as_u64().unwrap_or_default(), e["open"].as_u64().unwrap_or_default());
+        let line = format!(
+            "{role:7} MOONCAKE {least}{bytes} bytes submitted for this room in {batches} batches, {open} of them not over{ambiguous}"
+        );
+        lines.push((at, line));
     }
 }
 

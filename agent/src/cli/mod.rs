@@ -9,6 +9,7 @@ mod explain;
 mod gpus;
 mod measure;
 mod network;
+mod probes;
 mod recording;
 mod remote;
 mod replay;

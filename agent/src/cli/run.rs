@@ -12,10 +12,11 @@ use super::config::Config;
 use super::engines::{Engines, told};
 use super::gpus::GpuReaders;
 use super::network::NetworkReaders;
+use super::probes::Prober;
 use super::spans::Spans;
 use super::{End, Failure, Outcome, measure, recording, room_config, unread};
 use crate::control::Judgement;
-use crate::event::{Event, Mono, SECOND};
+use crate::event::{Mono, SECOND};
 use crate::export::clock::{Bracket, Clock};
 use crate::export::metrics::MetricsSnapshot;
 use crate::export::query::{Findings, Query, Rooms, RoomsFilter};
@@ -50,10 +51,14 @@ pub(super) fn run(config: &Config) -> Outcome {
     super::logging();
     keep_private(config);
     let mut capture = Capture::start(&capture_config(config)).map_err(Failure::cannot_observe)?;
-    // Before any thread starts: threads inherit what is left.
+    let prober = Prober::start(config);
+    // Before any other thread starts: threads inherit what is left.
     capture.drop_privileges(false).map_err(Failure::cannot_observe)?;
     let keeper = Keeper::new(config.state.file.as_deref());
     let mut pipeline = take_up(config, &mut capture, keeper.as_ref());
+    if prober.runs() {
+        pipeline.follow_batches();
+    }
     let keeper = keeper.and_then(Keeper::writes);
     let clock = Clock::sampled(&brackets());
     let identity = identity(config);
@@ -82,6 +87,7 @@ pub(super) fn run(config: &Config) -> Outcome {
         engines: Engines::start(config),
         gpus: GpuReaders::start(config),
         network: NetworkReaders::start(config),
+        prober,
         keeper,
         recording,
         exports,
@@ -128,6 +134,7 @@ struct Agent {
     engines: Engines,
     gpus: GpuReaders,
     network: NetworkReaders,
+    prober: Prober,
     keeper: Option<Keeper>,
     recording: Option<Recording>,
     exports: Exports,
@@ -151,12 +158,7 @@ impl Agent {
             if !more {
                 self.capture.wait(WAIT).map_err(Failure::cannot_observe)?;
             }
-            let Self { capture, pipeline, network, .. } = self;
-            let mut take = |event: Event<'_>| {
-                network.see(&event);
-                pipeline.take(&event);
-            };
-            more = capture.drain(BUDGET, &mut take) == BUDGET;
+            more = self.drain() == BUDGET;
             let at = now();
             let Self { capture, pipeline, engines, .. } = self;
             engines.turn(at, pipeline, capture);
@@ -182,6 +184,7 @@ impl Agent {
                 let busy = in_transfer(&snapshot);
                 self.gpus.second(at, busy, self.pipeline.rooms().gpus(), &mut snapshot);
                 self.network.second(busy, self.pipeline.rooms().network(), &mut snapshot);
+                self.prober.second(at, &mut self.pipeline, &mut snapshot);
                 self.exports.publish(snapshot);
             }
             self.write_down(at);
@@ -195,6 +198,28 @@ impl Agent {
         self.record();
         self.tell_exports();
         Ok(End::Fine)
+    }
+
+    /// Takes what the kernel recorded; how much.
+    fn drain(&mut self) -> usize {
+        let Self { capture, pipeline, network, prober, .. } = self;
+        if !prober.runs() {
+            return capture.drain(BUDGET, &mut |event| {
+                network.see(&event);
+                pipeline.take(&event);
+            });
+        }
+        prober.collect();
+        let taken = capture.drain(BUDGET, &mut |event| {
+            network.see(&event);
+            prober.before(&event, pipeline);
+            pipeline.take(&event);
+        });
+        // Else what was recorded before it is still in the ring.
+        if taken < BUDGET {
+            prober.rest(pipeline);
+        }
+        taken
     }
 
     /// Hands what was taken down to the thread that records it.
@@ -317,6 +342,7 @@ impl Agent {
             "spans": self.spans.status(&self.pipeline),
             "gpus": self.gpus.status(now(), self.pipeline.rooms().gpus()),
             "network": self.network.status(now(), self.pipeline.rooms().network()),
+            "probes": self.prober.status(&self.pipeline),
             "state": self.keeper.as_ref().map(|k| measure::state_status(&k.path, &k.counters)),
             "sources": {
                 "frames": "kernel hooks on socket calls",

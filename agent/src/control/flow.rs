@@ -8,6 +8,7 @@ use crate::sglang::{self, GRAMMAR};
 use crate::stream::Piece;
 use crate::zmtp::{Confidence, Decoder, Event, Multipart, SocketType, Unsupported};
 
+use super::batches::Batches;
 use super::counters::{Counters, Dropped, Shapes};
 
 /// What a stretch of the stream said of its connection as a whole.
@@ -72,6 +73,7 @@ pub(super) struct Out<'c, F> {
     pub(super) history: &'c mut History,
     pub(super) counters: &'c mut Counters,
     pub(super) shapes: &'c mut Shapes,
+    pub(super) batches: Option<&'c mut Batches>,
     pub(super) sink: &'c mut F,
     pub(super) findings: Findings,
 }
@@ -139,6 +141,11 @@ impl<F: FnMut(Input<'_>)> Out<'_, F> {
                 self.counters.count_message(direction, decoded.backend, decoded.message.kind());
                 self.counters.extra_frames += u64::from(decoded.extra_frames);
                 self.give(Input::Message { at, connection, direction, end, decoded });
+                if let Some(batches) = &mut self.batches
+                    && let Some(input) = batches.heard(at, &connection, direction, decoded, parts)
+                {
+                    self.give(input);
+                }
             }
             // What is missing of it is no nonsense: it may have been any message.
             Err(_) if self.history.cut && parts.frames().any(|f| f.is_cut()) => {

@@ -6,6 +6,7 @@
 mod answers;
 mod ask;
 mod listeners;
+pub mod mooncake;
 pub mod otlp;
 mod process;
 mod scan;

@@ -88,6 +88,10 @@ pub struct MetricsSnapshot {
     pub gpu: GpuMetrics,
     /// What is measured of RDMA ports and of the engines' own connections.
     pub network: NetworkMetrics,
+    /// Batches that the optional probes saw, by what became of them.
+    pub batches: Vec<(&'static str, u64)>,
+    /// Engine processes that were looked at for probing, by result.
+    pub probed_processes: Vec<(&'static str, u64)>,
 }
 
 /// Pinned rooms with the same labels.
@@ -486,6 +490,24 @@ static METRICS: &[Descriptor] = &[
         help: "Attempts to write the state file; result `written` or `failed`.",
         labels: &["result"],
         read: |s| s.list(|m| &m.state_writes, |(r, n)| (labels([("result", r)]), count(*n))),
+    },
+    Descriptor {
+        name: "roomtrace_batches_total",
+        kind: Type::Counter,
+        unit: "{batch}",
+        help: "Batches that probed processes gave to Mooncake's transfer engine: joined (to one room), ambiguous (could be several rooms'), \
+               unmatched (of no room that is known). Only with probes.mooncake.",
+        labels: &["result"],
+        read: |s| s.list(|m| &m.batches, |(r, n)| (labels([("result", r)]), count(*n))),
+    },
+    Descriptor {
+        name: "roomtrace_probed_processes",
+        kind: Type::Gauge,
+        unit: "{process}",
+        help: "Engine processes by whether their transfer engine is probed: probed, refused (not loaded, unknown version, cannot be \
+               attached: /status says why). Only with probes.mooncake.",
+        labels: &["state"],
+        read: |s| s.list(|m| &m.probed_processes, |(r, n)| (labels([("state", r)]), count(*n))),
     },
     Descriptor {
         name: "roomtrace_state_bytes",

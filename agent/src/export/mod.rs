@@ -4,6 +4,7 @@
 //! never fail: what cannot be taken is dropped and counted. All I/O happens on other threads. No room logic
 //! lives here.
 
+mod batches;
 pub mod clock;
 pub(crate) mod complaint;
 pub mod counters;

@@ -6,6 +6,7 @@
 use serde::Serialize;
 
 use super::Identity;
+use super::batches::{BatchesJson, batches};
 use super::clock::Clock;
 use super::gpu::{GpuJson, gpus};
 use super::network::{NetworkJson, network};
@@ -52,6 +53,8 @@ pub struct Record {
     /// The same of RDMA ports and of its ranks' connections; left out where none is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     network: Option<Vec<NetworkJson>>,
+    /// What its prefill processes asked Mooncake to move for it; `null`: not probed.
+    transfer_engine: Option<Vec<BatchesJson>>,
     /// The request behind it, where one was seen at an HTTP port of this host.
     request: Option<RequestJson>,
     /// What the engines' schedulers said of it by their spans.
@@ -266,6 +269,7 @@ impl Maker<'_> {
             messages_dropped: s.messages_dropped,
             gpu: gpus(s, self.clock),
             network: network(s, self.clock),
+            transfer_engine: batches(s, self.clock),
             request: s.request.as_ref().map(|r| self.request(r)),
             scheduler: scheduler(&s.scheduled, self.clock),
         }

@@ -79,6 +79,7 @@ pub(crate) fn room(number: u64) -> RoomSnapshot {
         scheduled: Vec::new(),
         gpus: Vec::new(),
         network: Vec::new(),
+        batches: Vec::new(),
         messages: SmallVec::new(),
         messages_dropped: 0,
         verdict: None,
@@ -238,6 +239,8 @@ pub(crate) fn full_snapshot() -> MetricsSnapshot {
         state_dropped: vec![("boot", 1)],
         state_restored: vec![("rooms", 2)],
         state_writes: vec![("written", 3)],
+        batches: vec![("joined", 5)],
+        probed_processes: vec![("probed", 1), ("refused", 1)],
         state_bytes: Some(4096),
         gpu: GpuMetrics {
             copy_bytes: vec![("GPU-a".into(), "pcie", "tx", 1 << 30)],

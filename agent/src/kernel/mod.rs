@@ -15,6 +15,7 @@ mod hook;
 mod object;
 mod offsets;
 mod preflight;
+mod probes;
 mod record;
 mod ring;
 mod sys;
@@ -25,6 +26,7 @@ pub use error::KernelError;
 pub use extra::MissingProgram;
 pub use hook::{Hook, RefusedHook};
 pub use preflight::{Check, preflight};
+pub use probes::{BatchRing, ProbeCounts, Probes};
 
 #[cfg(doc)]
 use crate::event::SocketEvent;

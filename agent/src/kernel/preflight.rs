@@ -215,11 +215,31 @@ pub(super) fn may_use_bpf() -> Result<(), KernelError> {
     if missing.is_empty() { Ok(()) } else { Err(KernelError::NotPrivileged { missing }) }
 }
 
+/// What the thread that attaches optional probes needs: those two, CAP_SYS_ADMIN to open a uprobe (`perf_event_open` of Linux 6.18
+/// answers EACCES with CAP_PERFMON alone), to look into the memory map of another user's process (`ptrace(2)`,
+/// `PTRACE_MODE_READ`), and to open a library in a directory that only that user may enter.
+const FOR_PROBES: [Capability; 5] = [
+    Capability::CAP_SYS_ADMIN,
+    Capability::CAP_BPF,
+    Capability::CAP_PERFMON,
+    Capability::CAP_SYS_PTRACE,
+    Capability::CAP_DAC_READ_SEARCH,
+];
+
+/// Gives up every other capability of this thread.
+pub(super) fn keep_for_probes() -> Result<(), KernelError> {
+    keep(&FOR_PROBES)
+}
+
 /// Gives up capabilities of this thread: all but those two, or all.
 pub(super) fn keep_only(none: bool) -> Result<(), KernelError> {
+    keep(if none { &[] } else { &NEEDED })
+}
+
+fn keep(wanted: &[Capability]) -> Result<(), KernelError> {
     let failed = |e: caps::errors::CapsError| KernelError::Privileges { why: e.to_string() };
     let had = caps::read(None, CapSet::Permitted).map_err(failed)?;
-    let keep = NEEDED.into_iter().filter(|c| !none && had.contains(c)).collect();
+    let keep = wanted.iter().copied().filter(|c| had.contains(c)).collect();
     caps::clear(None, CapSet::Inheritable).map_err(failed)?;
     caps::set(None, CapSet::Effective, &keep).map_err(failed)?;
     caps::set(None, CapSet::Permitted, &keep).map_err(failed)

@@ -4,6 +4,7 @@
 
 use std::mem::size_of;
 
+use roomtrace_common::batch::{Batch, HEAD};
 use roomtrace_common::{COST_SLOTS, Cost, Endpoint, RECORD, Record, Settings, program};
 
 /// Lets shared structures be used as map keys, values and constants (aya's trait cannot be implemented for
@@ -30,6 +31,16 @@ pub(super) fn record(head: &[u8]) -> Option<Record> {
     // SAFETY: the length is that of `Record` (asserted where it is defined), which is plain repr(C) integers;
     // `read_unaligned` asks nothing of the alignment.
     Some(unsafe { head.as_ptr().cast::<Record>().read_unaligned() })
+}
+
+/// The head of a record of the optional probes.
+pub(super) fn batch(head: &[u8]) -> Option<Batch> {
+    if head.len() != HEAD {
+        return None;
+    }
+    // SAFETY: the length is that of `Batch` (asserted where it is defined), which is plain repr(C) integers;
+    // `read_unaligned` asks nothing of the alignment.
+    Some(unsafe { head.as_ptr().cast::<Batch>().read_unaligned() })
 }
 
 /// The bytes of a record, as the programs would write them.

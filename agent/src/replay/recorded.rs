@@ -14,7 +14,7 @@ use crate::gpu::model::Reading;
 use crate::http::event as web;
 use crate::network::model as network;
 use crate::rooms::model::{
-    BootstrapStep, Connection, EngineGauges, EngineProcess, Input, RequestStep, Unreadable,
+    BatchNews, BootstrapStep, Connection, EngineGauges, EngineProcess, Input, RequestStep, Unreadable,
 };
 use crate::sglang::message::Decoded;
 use crate::spans::SchedulerSpan;
@@ -127,6 +127,13 @@ pub enum Line<'a> {
     },
     Gpu(Reading),
     Network(network::Reading),
+    Batch {
+        at: Mono,
+        pid: u32,
+        #[serde(default)]
+        room: Option<RecordedRoom>,
+        news: BatchNews,
+    },
     /// So many lines are missing here.
     Dropped {
         lines: u64,
@@ -167,6 +174,10 @@ pub enum OwnedBootstrapStep {
     OutOfSight,
 }
 
+/// A room, as text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RecordedRoom(#[serde(with = "crate::room_text")] u64);
+
 /// A room and its DP rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RoomRank(#[serde(with = "crate::room_text")] u64, u32);
@@ -200,6 +211,9 @@ impl<'a> From<&Input<'a>> for Line<'a> {
             Input::Spans { at, offset, spans } => Self::Spans { at, offset, spans: spans.to_vec() },
             Input::Gpu(reading) => Self::Gpu(reading.clone()),
             Input::Network(reading) => Self::Network(reading.clone()),
+            Input::Batch { at, pid, room, news } => {
+                Self::Batch { at, pid, room: room.map(RecordedRoom), news }
+            }
         }
     }
 }
@@ -286,6 +300,7 @@ impl Line<'_> {
             | Self::Stand { at, .. }
             | Self::Process { at, .. }
             | Self::Gauges { at, .. }
+            | Self::Batch { at, .. }
             | Self::Spans { at, .. } => Some(*at),
             Self::Task(task) => Some(task.at),
             Self::Gpu(reading) => Some(reading.at),
@@ -338,6 +353,9 @@ impl Line<'_> {
             Self::Spans { at, offset, ref spans } => Input::Spans { at, offset, spans },
             Self::Gpu(ref reading) => Input::Gpu(reading),
             Self::Network(ref reading) => Input::Network(reading),
+            Self::Batch { at, pid, room, news } => {
+                Input::Batch { at, pid, room: room.map(|room| room.0), news }
+            }
             Self::Dropped { .. } => return,
         });
     }

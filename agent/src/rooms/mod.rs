@@ -4,6 +4,7 @@
 //! [`model::Event`]; verdicts come from [`crate::verdict`].
 
 mod assess;
+mod batches;
 mod connections;
 pub mod counts;
 mod engines;

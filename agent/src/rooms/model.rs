@@ -191,6 +191,72 @@ pub enum Input<'a> {
     Gpu(&'a Reading),
     /// Something that was read of an RDMA port of this host, as a whole, or of an engine's own connections.
     Network(&'a network::Reading),
+    /// Something about what a process asks its transfer engine to move.
+    Batch {
+        /// When.
+        at: Mono,
+        /// Which process.
+        pid: u32,
+        /// For which room; `None`: see [`BatchNews::Unclear`].
+        room: Option<u64>,
+        /// What.
+        news: BatchNews,
+    },
+}
+
+/// What an optional probe on the transfer engine shows of a room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum BatchNews {
+    /// A decode rank has asked for it; what is submitted for it from now on is seen.
+    Asked {
+        /// Pages that it named.
+        pages: u64,
+        /// All of them are known, and so are that rank's buffers.
+        whole: bool,
+    },
+    /// A batch was submitted for it.
+    Submitted {
+        /// Bytes of it.
+        bytes: u64,
+        /// Requests of it.
+        requests: u64,
+    },
+    /// One is over, or was given up.
+    Over,
+    /// One was submitted that can be this room's or another's.
+    Ambiguous,
+    /// Something of this process was missed, of any of its rooms.
+    Unclear,
+}
+
+/// What a process was seen to submit for a room.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RoomBatches {
+    /// The process.
+    pub pid: u32,
+    /// Since when it was looked for: the first METADATA.
+    pub since: Mono,
+    /// Pages that decode named.
+    pub pages: u64,
+    /// Nothing can have been missed.
+    pub whole: bool,
+    /// Batches, their requests and bytes.
+    pub batches: u64,
+    /// See [`Self::batches`].
+    pub requests: u64,
+    /// See [`Self::batches`].
+    pub bytes: u64,
+    /// Batches of them that are over or were given up.
+    pub over: u64,
+    /// Batches that may be another room's: in none of these numbers.
+    pub ambiguous: u64,
+    /// When the first was submitted.
+    pub first: Option<Mono>,
+    /// When the last was.
+    pub last: Option<Mono>,
+    /// When the last was over.
+    pub last_over: Option<Mono>,
 }
 
 /// A step in the life of a request for work (`/generate` and its like), in this order; any but the first may be missing.
@@ -551,6 +617,8 @@ pub struct RoomSnapshot {
     pub gpus: Vec<GpuWindow>,
     /// RDMA ports that its engines can use and connections of its ranks, over the same time; none: none is known.
     pub network: Vec<NetworkWindow>,
+    /// What its processes on this host were seen to submit for it; none: nobody looked.
+    pub batches: Vec<RoomBatches>,
     /// Its messages in order of arrival, bounded; `messages_dropped` more were not kept.
     pub messages: SmallVec<[MessageMark; 4]>,
     /// Messages not kept.

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::event::{Direction, Mono, SocketId};
 use crate::rooms::gpus::Move;
-use crate::rooms::model::{Completeness, Outcome, Phase, Role};
+use crate::rooms::model::{Completeness, Outcome, Phase, Role, RoomBatches};
 use crate::rooms::peers::{EndpointId, NONE, PairId, SessionId};
 use crate::rooms::requests::legs::{Leg, RoomRequest};
 use crate::rooms::spans::Scheduled;
@@ -199,6 +199,9 @@ pub(crate) struct Room {
     pub(crate) scheduled: Option<Box<Scheduled>>,
     /// When its KV cache can have moved, at prefill and at decode of this host, where GPUs are read.
     pub(crate) moves: [Move; 2],
+    /// What its prefill processes submit for it, where that is probed.
+    #[allow(clippy::box_collection, reason = "one word in a room, for what is mostly off")]
+    pub(crate) batches: Option<Box<Vec<RoomBatches>>>,
     /// At most [`MAX_MARKS`].
     pub(crate) marks: Vec<Mark>,
     pub(crate) marks_dropped: u32,
@@ -251,6 +254,7 @@ impl Room {
             request: None,
             scheduled: None,
             moves: [Move::default(); 2],
+            batches: None,
             marks: Vec::new(),
             marks_dropped: 0,
             judgement: None,

@@ -53,6 +53,7 @@ impl RoomTable {
             scheduled: room.scheduled.as_deref().map(|s| s.requests.clone()).unwrap_or_default(),
             gpus,
             network,
+            batches: self.room_batches(room),
             messages: SmallVec::new(),
             messages_dropped: room.marks_dropped,
             verdict: verdict.map(Box::new),

@@ -12,6 +12,7 @@ use hashbrown::HashMap;
 
 use crate::event::{Mono, SECOND};
 use crate::network::model::Network;
+use crate::rooms::batches::Missed;
 use crate::rooms::connections::{Awaited, Connections};
 use crate::rooms::counts::{Counters, Gauges, MAX_INSTANCES, OpenGauge, PinnedGauge, Tally};
 use crate::rooms::engines::Engines;
@@ -168,6 +169,8 @@ pub struct RoomTable {
     pub(crate) gpus: RoomGpus,
     /// What RDMA ports and the engines' own connections move.
     pub(crate) network: Network,
+    /// Processes of which the optional probes have missed something.
+    pub(crate) missed_batches: Missed,
     /// When nobody looked, where this table goes on where another left off.
     pub(crate) away: Option<Away>,
     /// What was taken over is not confirmed yet: nothing is judged.
@@ -202,6 +205,7 @@ impl RoomTable {
             spans: Spans::default(),
             gpus: RoomGpus::default(),
             network: Network::default(),
+            missed_batches: Missed::default(),
             away: None,
             returning: false,
         }
@@ -276,6 +280,10 @@ impl RoomTable {
             Input::Network(reading) => {
                 self.advance(reading.at, out);
                 self.network_read(reading);
+            }
+            Input::Batch { at, pid, room, news } => {
+                self.advance(*at, out);
+                self.batch(*at, *pid, *room, news);
             }
         }
     }

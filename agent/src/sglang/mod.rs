@@ -9,6 +9,7 @@ mod layouts;
 pub mod message;
 mod msgpack;
 mod pp;
+pub(crate) mod targets;
 
 use self::fields::{
     descriptors, endpoint, engine_key, name, number, number32, pointers, prose, signed, whole,

@@ -395,7 +395,7 @@ impl Decoder {
             if self.at_boundary() {
                 match acquire::parse(bytes, at, &mut frames) {
                     Ok(Parsed::Message { behind, total }) => {
-                        let parts = Multipart::new(bytes, &frames, total);
+                        let parts = Multipart::in_call(bytes, &frames, total);
                         self.admit(&parts, grammar, on).map_err(|_| at)?;
                         on(Event::Message { parts, behind: u32::try_from(behind).unwrap_or(u32::MAX) });
                         at = behind;

@@ -57,12 +57,29 @@ pub struct Multipart<'a> {
     store: &'a [u8],
     frames: &'a [FrameMeta],
     total: u32,
+    /// The store is the call that the message came in whole.
+    in_call: bool,
 }
 
 impl<'a> Multipart<'a> {
     /// A view of `frames` in `store`; `total` counts frames that were not kept too.
     pub const fn new(store: &'a [u8], frames: &'a [FrameMeta], total: u32) -> Self {
-        Self { store, frames, total }
+        Self { store, frames, total, in_call: false }
+    }
+
+    /// The same of a message that `call` holds whole.
+    pub(super) const fn in_call(call: &'a [u8], frames: &'a [FrameMeta], total: u32) -> Self {
+        Self { store: call, frames, total, in_call: true }
+    }
+
+    /// All of frame `index`, also what is behind the bytes that are kept, as long as the call that it came in is at hand.
+    pub(crate) fn entire(&self, index: usize) -> Option<&'a [u8]> {
+        if !self.in_call {
+            return self.frame(index)?.whole();
+        }
+        let meta = self.frames.get(index)?;
+        let at = usize::try_from(meta.at).ok()?;
+        self.store.get(at..at.checked_add(usize::try_from(meta.len).ok()?)?)
     }
 
     /// Number of frames on the wire.

@@ -4,6 +4,8 @@
 //! `cargo xtask build-ebpf` (`--check` finds a stale object).
 #![no_std]
 
+pub mod batch;
+
 /// Longest call whose bytes are shipped. libzmq reads and sends batches of messages in pieces of exactly this
 /// size (`in_batch_size`, `out_batch_size` in libzmq's `src/config.hpp`).
 pub const WHOLE: u32 = 8192;

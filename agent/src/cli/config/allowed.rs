@@ -62,6 +62,7 @@ const ALLOWED: &[(&str, &str)] = &[
         "the directory in which the kernel lists RDMA cards, such as /sys/class/infiniband, or null",
     ),
     ("network.tcp", "true or false"),
+    ("probes.mooncake", "true or false"),
     ("http.enabled", "true or false"),
     ("http.listen", "an IP address with a port, such as 127.0.0.1:9713 or \"[::1]:9713\""),
     ("record.file", "the path of a file, or null"),
