@@ -35,6 +35,7 @@ impl RoomTable {
         let rank = self.peers.prefill(prefill);
         let request = self.request_facts(room, role, view, since, now);
         let [prefill_http, decode_http] = request.servers;
+        let elsewhere = if request.held { self.elsewhere(room, prefill_http) } else { None };
         Some(Facts {
             room: room.room,
             now,
@@ -74,6 +75,7 @@ impl RoomTable {
             missing,
             told,
             untold,
+            elsewhere,
             ambiguous: self.ambiguous(room),
             others: Others { passed: self.passed(room, subject), ..self.others(subject, prefill) },
             foreign: self.peers.get(prefill).and_then(|e| e.foreign).as_ref().map(ForeignFact::of),

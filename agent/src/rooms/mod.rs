@@ -11,6 +11,7 @@ mod estimate;
 mod facts;
 pub mod findings;
 mod gpus;
+mod groups;
 mod messages;
 pub mod model;
 pub(crate) mod peers;
