@@ -93,9 +93,14 @@ fn held(f: &Facts) -> Judgement {
     // Prefill answers when the last of its ranks has concluded; when one has failed, at once.
     if f.elsewhere.is_some() && f.told.iter().all(|(_, status)| *status == KvPoll::Success) {
         let j = Draft::new(Class::RanksDisagree, confidence, Who::SilentPrefill, Some(Kind::Status));
-        return j.ends(waiting_timer(f)).done(f);
+        return j.ends(waiting_timer(f).filter(|_| !generates(f))).done(f);
     }
     Draft::new(Class::ConcludedButHeld, confidence, Who::Prefill, None).done(f)
+}
+
+/// Whether decode has begun to answer: then it waits for nothing any more.
+fn generates(f: &Facts) -> bool {
+    f.request.leg(Role::Decode).is_some_and(|leg| leg.first_byte.is_some() && failed(leg).is_none())
 }
 
 fn duplicate(f: &Facts) -> Option<Judgement> {

@@ -237,6 +237,24 @@ fn a_rank_of_prefill_elsewhere_holds_up_those_that_have_told() {
 }
 
 #[test]
+fn a_decode_that_generates_waits_for_no_rank_elsewhere() {
+    for begins in [false, true] {
+        let mut w = Web::new(Sees::Both);
+        put_route(&mut w, "10.0.0.1:41000", (0, 2), (0, 1));
+        put_route(&mut w, "10.9.9.9:40001", (1, 2), (0, 1));
+        let d = w.request(Role::Decode, ROOM);
+        told_and_open(&mut w, 1, KvPoll::Success);
+        if begins {
+            w.first_byte(d);
+        }
+        w.to(12_000);
+        let v = w.verdict(ROOM);
+        assert_eq!((v.class, v.confidence), (Class::RanksDisagree, Confidence::Possible));
+        assert_eq!(v.ends_by_itself.is_none(), begins, "decode's timer is over");
+    }
+}
+
+#[test]
 fn decode_that_expects_more_ranks_tells_of_one_elsewhere() {
     let mut w = Web::new(Sees::Prefill);
     let d = decode_of(0, 2);

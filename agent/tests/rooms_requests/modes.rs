@@ -173,7 +173,9 @@ fn aborted_late_by_two(here: u8, registered: bool, hangs_up: bool) -> Finding {
             w.register(&d, &prefill(0));
         }
         w.metadata(ROOM, &d, &prefill(0));
-        w.status(ROOM, &prefill(0), &d, KvPoll::Success);
+    }
+    for n in 0..here {
+        w.status(ROOM, &prefill(0), &decode_of(n, 2), KvPoll::Success);
     }
     w.wait(if hangs_up { 15_000 } else { 300_000 });
     if hangs_up {
