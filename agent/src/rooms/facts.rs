@@ -34,6 +34,7 @@ impl RoomTable {
         let (told, untold) = self.told(room, role);
         let request = self.request_facts(room, role, view, since, now);
         let [prefill_http, decode_http] = request.servers;
+        let elsewhere = if request.held { self.elsewhere(room, prefill_http) } else { None };
         Some(Facts {
             room: room.room,
             now,
@@ -73,6 +74,7 @@ impl RoomTable {
             missing,
             told,
             untold,
+            elsewhere,
             ambiguous: self.ambiguous(room),
             others: Others { passed: self.passed(room, subject), ..self.others(subject, prefill) },
             foreign: self.peers.get(prefill).and_then(|e| e.foreign).as_ref().map(ForeignFact::of),

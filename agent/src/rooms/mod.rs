@@ -12,6 +12,7 @@ mod estimate;
 mod facts;
 pub mod findings;
 mod gpus;
+mod groups;
 mod messages;
 pub mod model;
 mod network;

@@ -14,6 +14,7 @@ use smallvec::SmallVec;
 use crate::event::{Comm, Mono, Task};
 use crate::rooms::counts::TurnedAway;
 use crate::rooms::estimate::Durations;
+use crate::rooms::groups::Group;
 use crate::sglang::message::{Backend, Register, Releases};
 
 /// An interned name that is not known, or did not fit.
@@ -206,6 +207,8 @@ pub(crate) struct PrefillRank {
     /// Policy `prefill_complete`: it was sent a BOOTSTRAP.
     pub(crate) prefill_complete: bool,
     pub(crate) registered: Vec<Registered>,
+    /// The ranks that it agrees with, where it was seen to register.
+    pub(crate) group: Option<Group>,
 }
 
 /// One PULL socket of one rank.
@@ -519,6 +522,18 @@ impl Peers {
             rank.registered.push(entry);
         } else {
             turned.registers += 1;
+        }
+    }
+
+    /// A prefill rank has registered. Whoever had its place is gone.
+    pub(crate) fn joins(&mut self, id: EndpointId, group: Group) {
+        let ranks = (0..).zip(&mut self.endpoints).filter(|(other, _)| *other != id);
+        for p in ranks.filter_map(|(_, e)| e.prefill.as_deref_mut()) {
+            let same = |g: &Group| (g.server, g.dp, g.rank) == (group.server, group.dp, group.rank);
+            p.group = p.group.filter(|g| !same(g));
+        }
+        if let Some(p) = self.prefill_mut(id) {
+            p.group = Some(group);
         }
     }
 

@@ -370,6 +370,19 @@ impl Room {
         owed.peek().is_some() && owed.all(|l| l.heard.is_some_and(|h| h.status == KvPoll::Success))
     }
 
+    /// How many decode ranks of this host have heard Success of every rank that owes it, if all have; else 0.
+    pub(crate) fn heard_by(&self) -> u16 {
+        if !self.all_heard() {
+            return 0;
+        }
+        let owed = |l: &&Link| l.sent.is_some() && l.owes();
+        let first = |(n, l): &(usize, &Link)| {
+            !self.links.iter().take(*n).filter(owed).any(|before| before.session == l.session)
+        };
+        let ranks = self.links.iter().enumerate().filter(|(_, l)| owed(l)).filter(first).count();
+        u16::try_from(ranks).unwrap_or(u16::MAX)
+    }
+
     fn prefill_progress(&self) -> Progress {
         let (mut got, mut owed, mut told, mut lost, mut mute) = (0, 0u32, 0u32, false, false);
         let (mut last_asked, mut first_told, mut last_told) = (self.opened_at, None, self.opened_at);

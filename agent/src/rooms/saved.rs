@@ -16,6 +16,7 @@ use crate::gpu::model::{Gpus, SavedGpu};
 use crate::rooms::connections::{Again, Awaited, Carried};
 use crate::rooms::engines::SavedEngine;
 use crate::rooms::estimate::{Durations, SavedHistogram};
+use crate::rooms::groups::Group;
 use crate::rooms::model::{Away, Completeness, Connection, EngineProcess, Event, Phase, Role};
 use crate::rooms::peers::{
     Answers, Concluded, DeadReader, Exit, ForeignMark, NONE, Recent, Registered, Source,
@@ -135,6 +136,8 @@ struct SavedPrefill {
     says_success: bool,
     prefill_complete: bool,
     registered: Vec<Registered>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    group: Option<Group>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -285,6 +288,8 @@ struct Saver<'a> {
     endpoints: Chosen,
     sessions: Chosen,
     pairs: Chosen,
+    /// Prefill's groups whose ranks are all among the endpoints.
+    groups: Vec<Group>,
     /// Where each open room stands in the list.
     places: HashMap<(u32, u32), u32>,
     saved: SavedRooms,
@@ -298,6 +303,7 @@ impl RoomTable {
             endpoints: Chosen::default(),
             sessions: Chosen::default(),
             pairs: Chosen::default(),
+            groups: Vec::new(),
             places: HashMap::new(),
             saved: SavedRooms::default(),
         };
@@ -428,6 +434,7 @@ impl Saver<'_> {
             next += 1;
             let Some(e) = peers.get(id) else { continue };
             let prefill = e.prefill.as_deref().map(|p| {
+                self.group(p.group);
                 let old = p.registered.len().saturating_sub(MAX_REGISTERED);
                 let registered = p.registered.iter().skip(old).map(|r| Registered {
                     decode: self.endpoints.take(r.decode),
@@ -443,6 +450,7 @@ impl Saver<'_> {
                     mixed: p.mixed,
                     says_success: p.says_success,
                     prefill_complete: p.prefill_complete,
+                    group: p.group,
                 }
             });
             self.saved.endpoints.push(SavedEndpoint {
@@ -463,6 +471,17 @@ impl Saver<'_> {
         }
         let name = |id: &u32| peers.session_name(*id).map_or_else(String::new, |n: &Arc<str>| n.to_string());
         self.saved.sessions = self.sessions.order.iter().map(name).collect();
+    }
+
+    /// The other ranks that one agrees with, each group once.
+    fn group(&mut self, group: Option<Group>) {
+        let Some(group) = group.filter(|g| !self.groups.iter().any(|known| known.is_with(g))) else { return };
+        self.groups.push(group);
+        for (id, e) in self.table.peers.endpoints() {
+            if e.prefill.as_deref().and_then(|p| p.group).is_some_and(|g| g.is_with(&group)) {
+                self.endpoints.take(id);
+            }
+        }
     }
 }
 
@@ -514,7 +533,7 @@ impl RoomTable {
         table.http.bootstraps.restore(saved.bootstraps, away);
         table.gpus.known = Gpus::restore(saved.gpus, away.from, alive);
         for (room, incarnation, closed_at) in closed.into_iter().take(MAX_TOMBS) {
-            table.numbers.bury(room, Tomb { incarnation, closed_at, heard: false, kept: NOT_KEPT });
+            table.numbers.bury(room, Tomb { incarnation, closed_at, heard: 0, kept: NOT_KEPT });
         }
         table.threads.restore(saved.threads, saved.threads_watched, alive);
         let names = table.restore_names(endpoints, &sessions, pairs, survivors);
@@ -569,7 +588,8 @@ impl RoomTable {
             (p.acknowledged_abort, p.asked_abort) = (saved.acknowledged_abort, saved.asked_abort);
             p.mixed = saved.mixed;
             p.last_session = saved.last_session.map_or(p.last_session, |s| names.sessions.get(s));
-            (p.says_success, p.prefill_complete) = (saved.says_success, saved.prefill_complete);
+            (p.says_success, p.prefill_complete, p.group) =
+                (saved.says_success, saved.prefill_complete, saved.group);
             let registered = saved.registered.into_iter().take(MAX_REGISTERED).map(|r| Registered {
                 decode: names.endpoints.get(r.decode),
                 session: names.sessions.get(r.session),

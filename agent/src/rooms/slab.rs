@@ -142,8 +142,8 @@ impl Slab {
 pub(crate) struct Tomb {
     pub(crate) incarnation: u32,
     pub(crate) closed_at: Mono,
-    /// Decode on this host had heard Success of every rank that owed it.
-    pub(crate) heard: bool,
+    /// Decode ranks of this host that had heard Success of every rank that owed it; 0 unless all of them had.
+    pub(crate) heard: u16,
     /// Its number among the closed rooms that are kept ([`Closed::get`]), or [`NOT_KEPT`].
     pub(crate) kept: u64,
 }
@@ -277,7 +277,7 @@ impl Numbers {
         self.open.insert(room, Slot { slot, incarnation });
     }
 
-    pub(crate) fn end(&mut self, room: u64, closed_at: Mono, heard: bool, kept: u64) {
+    pub(crate) fn end(&mut self, room: u64, closed_at: Mono, heard: u16, kept: u64) {
         let Some(Slot { incarnation, .. }) = self.open.remove(&room) else { return };
         if self.newer.len() >= self.max_half {
             std::mem::swap(&mut self.newer, &mut self.older);
@@ -298,7 +298,7 @@ mod tests {
         for room in 0..100 {
             numbers.begin(room, 7, 3);
             assert_eq!((numbers.open(room), numbers.tomb(room).is_none()), (Some(7), true));
-            numbers.end(room, Mono(room), false, room);
+            numbers.end(room, Mono(room), 0, room);
             assert_eq!((numbers.open(room), numbers.tomb(room).unwrap().incarnation), (None, 3));
             let kept = (0..=room).filter(|r| numbers.tomb(*r).is_some()).count();
             assert!(kept <= 20 && kept >= 10.min(usize::try_from(room).unwrap()), "{kept} after {room}");
@@ -310,7 +310,7 @@ mod tests {
         // A life more, while the last one is still remembered.
         numbers.begin(99, 1, 4);
         assert!(numbers.tomb(99).is_none());
-        numbers.end(99, Mono(1000), false, NOT_KEPT);
+        numbers.end(99, Mono(1000), 0, NOT_KEPT);
         assert_eq!(numbers.tomb(99).unwrap().incarnation, 4);
     }
 

@@ -528,7 +528,7 @@ impl RoomTable {
                 self.tally.close(role, view.terminal.unwrap_or(outcome));
             }
         }
-        self.numbers.end(room.room, at, room.all_heard(), self.closed.next_number());
+        self.numbers.end(room.room, at, room.heard_by(), self.closed.next_number());
         out.push(Event::Closed(Arc::new(self.snapshot_with(&room, views, at))));
         let requests =
             room.request.as_deref().map(super::requests::legs::RoomRequest::open_keys).unwrap_or_default();

@@ -19,11 +19,19 @@ pub(crate) fn actions(f: &Facts, j: &Judgement) -> Vec<Action> {
         return Vec::new();
     }
     let mut list = vec![find_request(f.room)];
-    list.extend(ends_request(f, j));
-    if j.owes != Who::Decode && stops_all(j.class) {
+    let elsewhere = f.elsewhere.as_ref().filter(|_| j.class == Class::RanksDisagree).map(|e| &e.party);
+    if let Some(silent) = elsewhere {
+        list.push(look_at_other_ranks(f.room));
+        // Of the engine: none of its ranks here is at fault.
+        let engine = Party { rank: None, endpoint: None, ..silent.clone() };
+        list.extend([abort(&engine), abort(&f.decode), abort_all(&engine, 0, f.phase)]);
+    } else {
+        list.extend(ends_request(f, j));
+    }
+    if elsewhere.is_none() && j.owes != Who::Decode && stops_all(j.class) {
         list.push(abort_all(&f.prefill, f.others.silent_at_rank, f.phase));
     }
-    if let Some(party) = restart_target(f, j) {
+    if let Some(party) = restart_target(f, j).filter(|p| elsewhere.is_none() || p.endpoint.is_some()) {
         if j.class == Class::EngineStalled {
             list.push(look_at_threads(&party));
         }
@@ -330,6 +338,13 @@ fn look_at_setting(party: &Party) -> Action {
     look(
         format!(r"tr '\0' '\n' < /proc/{pid}/environ | grep SGLANG_DISAGGREGATION"),
         "shows whether prefill is set to acknowledge ABORTs; both sides must be of releases that agree on it",
+    )
+}
+
+fn look_at_other_ranks(room: u64) -> Action {
+    look(
+        format!("roomtrace explain {room}"),
+        "to be run at the hosts of prefill's other ranks: shows which of them has not concluded, and why",
     )
 }
 

@@ -47,7 +47,7 @@ pub(crate) fn candidates(f: &Facts, j: &Judgement) -> Vec<Candidate> {
         Class::MetadataMissing => missing(),
         // Without a room's frames, also what only decode's host can tell.
         Class::Queued if f.metadata_at.is_none() => missing(),
-        Class::RanksDisagree => disagree(),
+        Class::RanksDisagree => disagree(f),
         Class::PeerLost => lost(f),
         Class::StaleEndpoint => {
             vec![reading(Class::PeerLost, &["M33"], P, "whether prefill's process lives (GET /health)")]
@@ -213,13 +213,18 @@ fn held() -> Vec<Candidate> {
     ]
 }
 
-fn disagree() -> Vec<Candidate> {
-    vec![
+fn disagree(f: &Facts) -> Vec<Candidate> {
+    let mut list = vec![
         reading(Class::TransferWorkerSilent, &["M20", "M21"], P, "threads of the silent rank"),
         reading(Class::ReceiverSilent, &["M4", "M18", "M38"], P, "threads of the silent rank"),
         reading(Class::StatusLost, &["M22", "M23"], P, "an agent at the silent rank's host"),
         reading(Class::EngineStalled, &["M43"], P, "the silent rank's process: stack, GPU"),
-    ]
+    ];
+    if f.elsewhere.is_some() {
+        let all = "an agent at the other ranks of prefill: all have concluded";
+        list.push(reading(Class::ConcludedButHeld, &["M15", "M17"], P, all));
+    }
+    list
 }
 
 fn lost(f: &Facts) -> Vec<Candidate> {

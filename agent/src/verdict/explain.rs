@@ -31,7 +31,10 @@ impl Facts {
                     .cloned()
                     .unwrap_or(Party { role: Some(Role::Decode), ..Party::default() }),
             ),
-            Who::SilentPrefill => self.untold.first().cloned().or_else(|| Some(self.prefill.clone())),
+            Who::SilentPrefill => {
+                let elsewhere = || self.elsewhere.as_ref().map(|e| &e.party);
+                Some(self.untold.first().or_else(elsewhere).unwrap_or(&self.prefill).clone())
+            }
             Who::Router => Some(Party::default()),
             Who::Nobody => None,
         }
@@ -169,6 +172,15 @@ fn progress(f: &Facts, j: &Judgement, lines: &mut Vec<String>) {
             lines.push(format!("{} has said nothing", named(party)));
         }
     }
+    if let Some(e) = f.elsewhere.as_ref().filter(|_| j.class == Class::RanksDisagree) {
+        let known: Vec<_> = e.known.iter().map(ToString::to_string).collect();
+        let known = if known.is_empty() { String::new() } else { format!(" ({})", known.join(", ")) };
+        lines.push(format!(
+            "prefill answers when all of at least {} ranks have concluded; {} of them are of this host, what the others{known} \
+             have said is not seen here",
+            e.ranks, e.seen
+        ));
+    }
     if !f.ambiguous.is_empty() {
         let list: Vec<_> = f.ambiguous.iter().map(ToString::to_string).collect();
         lines
@@ -183,7 +195,7 @@ fn progress(f: &Facts, j: &Judgement, lines: &mut Vec<String>) {
     if f.overdue() && !matches!(j.class, Class::NotApplicable) {
         lines.push(format!(
             "{} for {} s; overdue after {} s ({})",
-            phase_words(f.phase),
+            phase_words(f),
             seconds(f.running()),
             seconds(f.threshold),
             basis(f)
@@ -191,8 +203,9 @@ fn progress(f: &Facts, j: &Judgement, lines: &mut Vec<String>) {
     }
 }
 
-const fn phase_words(phase: Phase) -> &'static str {
-    match phase {
+const fn phase_words(f: &Facts) -> &'static str {
+    match f.phase {
+        Phase::Conclude if f.request.held => "the request open since the last STATUS of the ranks here",
         Phase::Bootstrap => "METADATA incomplete",
         Phase::Transfer => "no STATUS since METADATA was complete",
         Phase::Conclude => "not every STATUS there since the first one",

@@ -78,6 +78,19 @@ pub(crate) struct Others {
     pub(crate) last_answer: Option<Mono>,
 }
 
+/// Ranks of prefill that have a say in a room and are not seen from this host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Elsewhere {
+    /// Ranks that must agree.
+    pub(crate) ranks: u32,
+    /// Those of this host.
+    pub(crate) seen: u32,
+    /// Endpoints of the others, as far as they are known.
+    pub(crate) known: Vec<SocketAddr>,
+    /// The one that is silent: named where there is only one.
+    pub(crate) party: Party,
+}
+
 /// Something foreign on the rank's port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ForeignFact {
@@ -320,6 +333,8 @@ pub(crate) struct Facts {
     /// Prefill ranks (or decode endpoints) that were told and that were not.
     pub(crate) told: Vec<(Party, KvPoll)>,
     pub(crate) untold: Vec<Party>,
+    /// Where prefill holds the request on although all its ranks here have told: ranks of it elsewhere.
+    pub(crate) elsewhere: Option<Elsewhere>,
     /// Endpoints of these ranks, where it cannot be told which is which.
     pub(crate) ambiguous: Vec<SocketAddr>,
     pub(crate) others: Others,

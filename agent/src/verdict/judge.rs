@@ -478,6 +478,10 @@ fn group(f: &Facts, class: Class, owes_at: Option<SocketAddr>) -> u64 {
     let decode = endpoint(f.decode.endpoint);
     let _ = write!(hash, "{}|", class.label());
     let _ = match class {
+        // Ranks of which only the engine is known.
+        Class::RanksDisagree if owes_at.is_none() && f.elsewhere.is_some() => {
+            write!(hash, "{prefill}|elsewhere")
+        }
         // One rank, or one peer that went.
         Class::ReceiverSilent | Class::EngineStalled | Class::RanksDisagree | Class::PeerLost => {
             write!(hash, "{}", endpoint(owes_at))

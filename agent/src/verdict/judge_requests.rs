@@ -6,7 +6,7 @@
 
 use crate::event::{Mono, SECOND};
 use crate::rooms::model::{Completeness, LegEnd, LegView, Phase, Role};
-use crate::sglang::message::Kind;
+use crate::sglang::message::{Kind, KvPoll};
 use crate::verdict::facts::Facts;
 use crate::verdict::judge::{
     AbortEffect, Draft, Judgement, OVERTAKEN, Who, abort_effect, bootstrap_applies, bootstrap_timer,
@@ -111,12 +111,22 @@ pub(super) fn by_request(f: &Facts) -> Option<Judgement> {
     }
 }
 
-/// Every status was told, and the request is still open (M15, M17, M34).
+/// Every status of the ranks here was told, and the request is still open (M15, M17, M34; M30 where others are elsewhere).
 fn held(f: &Facts) -> Judgement {
     // Nothing queues and nothing computes once the worker is done.
     let late = f.running() >= f.limits.ceiling.max(f.threshold);
     let confidence = if late { Confidence::Likely } else { Confidence::Possible };
+    // Prefill answers when the last of its ranks has concluded; when one has failed, at once.
+    if f.elsewhere.is_some() && f.told.iter().all(|(_, status)| *status == KvPoll::Success) {
+        let j = Draft::new(Class::RanksDisagree, confidence, Who::SilentPrefill, Some(Kind::Status));
+        return j.ends(waiting_timer(f).filter(|_| !generates(f))).done(f);
+    }
     Draft::new(Class::ConcludedButHeld, confidence, Who::Prefill, None).done(f)
+}
+
+/// Whether decode has begun to answer: then it waits for nothing any more.
+fn generates(f: &Facts) -> bool {
+    f.request.leg(Role::Decode).is_some_and(|leg| leg.first_byte.is_some() && failed(leg).is_none())
 }
 
 fn duplicate(f: &Facts) -> Option<Judgement> {

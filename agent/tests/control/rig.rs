@@ -83,6 +83,7 @@ pub(crate) fn told(input: &Input<'_>) -> Told {
         Input::Gauges { .. } => Told::Other("gauges"),
         Input::Spans { .. } => Told::Other("spans"),
         Input::Gpu(_) => Told::Other("gpu"),
+        Input::Network(_) => Told::Other("network"),
         Input::Batch { .. } => Told::Other("batch"),
     }
 }

@@ -1,7 +1,7 @@
 //! Classes that only the request tells, and those that it raises.
 
-use roomtrace::http::event::{Outcome as Answer, Side};
-use roomtrace::rooms::model::{Outcome, Role};
+use roomtrace::http::event::{Outcome as Answer, RankRegistration, Side};
+use roomtrace::rooms::model::{BootstrapStep, Outcome, Role};
 use roomtrace::sglang::message::{Kind, KvPoll};
 use roomtrace::verdict::model::{Class, Confidence};
 
@@ -183,6 +183,152 @@ fn prefill_that_has_told_all_and_does_not_answer_holds_it() {
     w.finished(key);
     w.wait(3000);
     assert_eq!(w.outcomes(ROOM), [Outcome::Success]);
+}
+
+/// A rank of prefill's group of `tp` times `cp` registers at its bootstrap server on this host.
+fn put_route(w: &mut Web, at: &str, (tp, tps): (u32, u32), (cp, cps): (u32, u32)) {
+    let at: std::net::SocketAddr = at.parse().unwrap();
+    let rank = RankRegistration {
+        ip: Some(at.ip()),
+        port: Some(at.port()),
+        tp_rank: Some(tp),
+        tp_size: Some(tps),
+        cp_rank: Some(cp),
+        cp_size: Some(cps),
+        dp_size: Some(1),
+        system_dp_size: Some(1),
+        pp_size: Some(1),
+        ..RankRegistration::default()
+    };
+    let c = w.connection("10.0.0.1:8998".parse().unwrap(), true, None);
+    w.boot(c, true, 0, BootstrapStep::Rank(&rank));
+}
+
+/// The ranks of prefill here have said `status`, each to its decode rank, and the request stays open.
+fn told_and_open(w: &mut Web, ranks: u8, status: KvPoll) {
+    w.request(Role::Prefill, ROOM);
+    for n in 0..ranks {
+        w.ask(ROOM, &decode(n), &prefill(n), |m| m.required = Some(1));
+        w.status(ROOM, &prefill(n), &decode(n), status);
+        let end = w.sent_to(&prefill(n), &decode(n));
+        w.acknowledge(&prefill(n), &decode(n), end);
+    }
+}
+
+#[test]
+fn a_rank_of_prefill_elsewhere_holds_up_those_that_have_told() {
+    let mut w = Web::new(Sees::Prefill);
+    put_route(&mut w, "10.0.0.1:41000", (0, 2), (0, 1));
+    put_route(&mut w, "10.9.9.9:40001", (1, 2), (0, 1));
+    told_and_open(&mut w, 1, KvPoll::Success);
+    let v = w.pinned_in_time(ROOM, 0.0, 10.0);
+    assert_eq!((v.class, v.confidence), (Class::RanksDisagree, Confidence::Possible));
+    w.to(62_000);
+    let v = w.verdict(ROOM);
+    assert_eq!((v.class, v.confidence), (Class::RanksDisagree, Confidence::Likely));
+    for who in [v.owed_by, v.act_on] {
+        let who = who.unwrap();
+        assert_eq!(
+            (who.role, who.rank, who.endpoint),
+            (Some(Role::Prefill), Some(1), Some("10.9.9.9:40001".parse().unwrap()))
+        );
+    }
+    assert_eq!(v.expected, Some(Kind::Status));
+    assert!(v.ends_by_itself.unwrap().timer.contains("WAITING_TIMEOUT"));
+    assert!(v.candidates.iter().any(|c| c.class == Class::ConcludedButHeld), "{:?}", v.candidates);
+    assert!(v.evidence.iter().any(|e| e.contains("1 of them are of this host")), "{:?}", v.evidence);
+    for a in &v.actions {
+        let words = format!("{} {} {}", a.command, a.effect, a.blast_radius);
+        assert!(!words.contains("41000") && !words.contains("kill -TERM 100"), "{words}");
+    }
+    assert!(v.actions.iter().any(|a| a.command.contains("10.0.0.1:30000/abort_request")), "{:?}", v.actions);
+    assert!(v.actions.iter().any(|a| a.command.contains("# at 10.9.9.9")), "{:?}", v.actions);
+}
+
+#[test]
+fn a_decode_that_generates_waits_for_no_rank_elsewhere() {
+    for begins in [false, true] {
+        let mut w = Web::new(Sees::Both);
+        put_route(&mut w, "10.0.0.1:41000", (0, 2), (0, 1));
+        put_route(&mut w, "10.9.9.9:40001", (1, 2), (0, 1));
+        let d = w.request(Role::Decode, ROOM);
+        told_and_open(&mut w, 1, KvPoll::Success);
+        if begins {
+            w.first_byte(d);
+        }
+        w.to(12_000);
+        let v = w.verdict(ROOM);
+        assert_eq!((v.class, v.confidence), (Class::RanksDisagree, Confidence::Possible));
+        assert_eq!(v.ends_by_itself.is_none(), begins, "decode's timer is over");
+    }
+}
+
+#[test]
+fn decode_that_expects_more_ranks_tells_of_one_elsewhere() {
+    let mut w = Web::new(Sees::Prefill);
+    let d = decode_of(0, 2);
+    w.register(&d, &prefill(0));
+    w.request(Role::Prefill, ROOM);
+    // Each rank of prefill is asked by one of decode's two, so it has two as well.
+    w.ask(ROOM, &d, &prefill(0), |m| m.required = Some(1));
+    w.status(ROOM, &prefill(0), &d, KvPoll::Success);
+    let v = w.pinned_in_time(ROOM, 0.0, 10.0);
+    assert_eq!((v.class, v.confidence), (Class::RanksDisagree, Confidence::Possible));
+    let who = v.owed_by.unwrap();
+    assert_eq!((who.role, who.rank, who.endpoint, who.task), (Some(Role::Prefill), None, None, None));
+    // Whom to restart only its own host tells.
+    assert!(v.actions.iter().all(|a| !a.command.contains("kill")), "{:?}", v.actions);
+    assert!(v.actions.iter().any(|a| a.command == format!("roomtrace explain {ROOM}")), "{:?}", v.actions);
+}
+
+#[test]
+fn ranks_that_are_all_here_or_have_failed_wait_for_nobody_elsewhere() {
+    for case in ["all told", "context-parallel", "failed", "decode has more"] {
+        let mut w = Web::new(Sees::Prefill);
+        let (tps, cps) = if case == "context-parallel" { (1, 2) } else { (2, 1) };
+        if case != "decode has more" {
+            put_route(&mut w, "10.0.0.1:41000", (0, tps), (0, cps));
+        }
+        match case {
+            "all told" => put_route(&mut w, "10.0.0.1:41001", (1, 2), (0, 1)),
+            // That one is asked for nothing.
+            "context-parallel" => put_route(&mut w, "10.0.0.1:41001", (0, 1), (1, 2)),
+            "failed" => put_route(&mut w, "10.9.9.9:40001", (1, 2), (0, 1)),
+            _ => {}
+        }
+        match case {
+            "all told" => told_and_open(&mut w, 2, KvPoll::Success),
+            "failed" => told_and_open(&mut w, 1, KvPoll::Failed),
+            "context-parallel" => told_and_open(&mut w, 1, KvPoll::Success),
+            _ => {
+                w.request(Role::Prefill, ROOM);
+                for d in [decode_of(0, 2), decode_of(1, 2)] {
+                    w.register(&d, &prefill(0));
+                    w.metadata(ROOM, &d, &prefill(0));
+                }
+                for d in [decode_of(0, 2), decode_of(1, 2)] {
+                    w.status(ROOM, &prefill(0), &d, KvPoll::Success);
+                }
+            }
+        }
+        w.to(12_000);
+        let v = w.verdict(ROOM);
+        assert_eq!((v.class, v.confidence), (Class::ConcludedButHeld, Confidence::Possible), "{case}");
+        assert_eq!(v.owed_by.unwrap().endpoint, Some(prefill(0).endpoint), "{case}");
+    }
+}
+
+#[test]
+fn a_prefill_that_has_registered_anew_is_another_group() {
+    let mut w = Web::new(Sees::Prefill);
+    put_route(&mut w, "10.0.0.1:40900", (0, 2), (0, 1));
+    put_route(&mut w, "10.9.9.9:40001", (1, 2), (0, 1));
+    put_route(&mut w, "10.0.0.1:41000", (0, 2), (0, 1));
+    put_route(&mut w, "10.9.9.9:40002", (1, 2), (0, 1));
+    told_and_open(&mut w, 1, KvPoll::Success);
+    w.to(12_000);
+    let who = w.verdict(ROOM).owed_by.unwrap();
+    assert_eq!(who.endpoint, Some("10.9.9.9:40002".parse().unwrap()), "not the one that is gone");
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use roomtrace::event::{Comm, Task, TaskChange, TaskEvent};
 use roomtrace::http::event::Side;
+use roomtrace::rooms::Config;
 use roomtrace::rooms::model::{EngineGauges, Input, Role};
 use roomtrace::sglang::message::{Backend, KvPoll};
 use roomtrace::verdict::known::known_issues;
@@ -159,6 +160,49 @@ fn an_abort_after_a_hang_up_may_be_a_pause_or_lost_aux_data() {
         let f = aborted_late(how);
         assert_eq!(f.confidence, Confidence::Likely, "{how}");
         assert!(f.evidence.iter().any(|e| e.contains("M15")), "{:?}", f.evidence);
+    }
+}
+
+/// Every STATUS that came to the first `here` of decode's two ranks is there; the client waits, or hangs up after 15 s.
+fn aborted_late_by_two(here: u8, registered: bool, hangs_up: bool) -> Finding {
+    let mut w = Web::bare(Sees::Decode, MOONCAKE, Config::default());
+    w.know();
+    let key = w.request(Role::Decode, ROOM);
+    for d in (0..here).map(|n| decode_of(n, 2)) {
+        if registered {
+            w.register(&d, &prefill(0));
+        }
+        w.metadata(ROOM, &d, &prefill(0));
+    }
+    for n in 0..here {
+        w.status(ROOM, &prefill(0), &decode_of(n, 2), KvPoll::Success);
+    }
+    w.wait(if hangs_up { 15_000 } else { 300_000 });
+    if hangs_up {
+        w.hung_up(key, Side::Client);
+    }
+    w.abort(ROOM, &decode_of(0, 2), &prefill(0), Some(1));
+    found(&w, Class::ConcludedButHeld).unwrap()
+}
+
+#[test]
+fn a_rank_that_has_all_aborts_for_one_elsewhere_and_is_not_accused() {
+    for (registered, hangs_up) in [(true, false), (true, true), (false, false)] {
+        let f = aborted_late_by_two(1, registered, hangs_up);
+        assert_eq!(f.confidence, Confidence::Possible, "{registered} {hangs_up}");
+        assert!(f.actions.iter().all(|a| !a.clears && !a.command.contains("kill")), "{:?}", f.actions);
+        let says = if registered { "its REGISTER says 2" } else { "no REGISTER of it was seen" };
+        assert!(f.evidence[1].starts_with("1 ranks of decode were seen here"), "{:?}", f.evidence);
+        assert!(f.evidence[1].contains(says), "{:?}", f.evidence);
+    }
+}
+
+#[test]
+fn ranks_of_decode_that_are_all_here_have_nobody_to_wait_for() {
+    for (hangs_up, confidence) in [(false, Confidence::Certain), (true, Confidence::Likely)] {
+        let f = aborted_late_by_two(2, true, hangs_up);
+        assert_eq!(f.confidence, confidence);
+        assert!(f.actions.iter().any(|a| a.command == "kill -TERM 200"), "{:?}", f.actions);
     }
 }
 

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::event::{Mono, SECOND};
 use crate::http::event::{RankRegistration, Side, Topology};
 use crate::rooms::findings::cause;
+use crate::rooms::groups::Group;
 use crate::rooms::model::{Away, BootstrapStep, Connection, Event, Role};
 use crate::rooms::table::RoomTable;
 use crate::verdict::explain::seconds;
@@ -259,6 +260,9 @@ impl RoomTable {
             let id = self.peers.endpoint(SocketAddr::new(ip, port), netns, &mut self.tally.turned_away);
             if let Some(p) = self.peers.prefill_mut(id) {
                 p.prefill_complete = r.prefill_complete.unwrap_or(p.prefill_complete);
+            }
+            if let Some(group) = Group::of(address, r) {
+                self.peers.joins(id, group);
             }
         }
         if let (Some(ip), Some(port)) = (r.ip, r.http_port) {

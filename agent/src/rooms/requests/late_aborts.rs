@@ -1,4 +1,5 @@
-//! ABORT of a room whose every STATUS decode had: it never took them in, and its waiting timeout says so (M19).
+//! ABORT of a room whose every STATUS decode had: it never took them in, and its waiting timeout says so (M19). Only where all
+//! ranks of decode had theirs: one that failed, or a hang-up, makes those send ABORT that are well.
 //!
 //! Pure: no I/O, no clock (time is an argument). Bounded: [`MAX_RANKS`] decode ranks, [`MAX_ROOMS`] rooms each.
 
@@ -10,7 +11,7 @@ use crate::rooms::messages::Seen;
 use crate::rooms::model::Role;
 use crate::rooms::peers::EndpointId;
 use crate::rooms::table::RoomTable;
-use crate::verdict::model::{Action, Class, Confidence, Finding};
+use crate::verdict::model::{Action, Class, Confidence, Finding, Party};
 
 const MAX_RANKS: usize = 1024;
 /// Rooms named in a finding.
@@ -27,8 +28,8 @@ const OR_ELSE: &str = "its status thread takes nothing in (M19), or the room's a
 struct Held {
     rooms: Vec<u64>,
     count: u32,
-    /// Nothing else than a dead status thread is left for one of them.
-    sure: bool,
+    /// That of its surest room: certain where nothing else than a dead status thread is left.
+    confidence: Confidence,
     since: Mono,
     last: Mono,
 }
@@ -42,18 +43,28 @@ impl RoomTable {
     /// (not at once, when a client's hang-up and Success cross) proves that it never did. Why: its status thread is dead
     /// (M19), the room's aux data never came (M15), or the engine stood still; of the latter two only a hang-up makes it
     /// send ABORT, for a receiver looks at its status before its timer (`CommonKVReceiver._poll`, `common/conn.py`, 0.5.23).
+    /// But what the ranks of decode have is reduced to the least, and a rank that has all sends ABORT when another fails
+    /// (`ensure_abort_notified(force_arm=True)`, `decode.py`): of ranks elsewhere it cannot be told.
     pub(crate) fn abort_of_concluded(&mut self, seen: &Seen<'_>, room: u64, decode: EndpointId) {
         let tomb = self.numbers.tomb(room);
-        let late = tomb.is_some_and(|t| t.heard && seen.at.since(t.closed_at) >= self.config.floor);
-        let sure = self.waited_for(room);
-        let list = &mut self.http.late_aborts.0;
-        if seen.role != Role::Decode || !late || (list.len() >= MAX_RANKS && !list.contains_key(&decode)) {
+        let late = tomb.is_some_and(|t| t.heard > 0 && seen.at.since(t.closed_at) >= self.config.floor);
+        if seen.role != Role::Decode || !late {
             return;
         }
-        let new = Held { rooms: Vec::new(), count: 0, sure: false, since: seen.at, last: seen.at };
+        let (heard, ranks) = (tomb.map_or(0, |t| u32::from(t.heard)), self.decode_ranks(decode));
+        let confidence = match ranks {
+            Some(n) if n <= heard && self.waited_for(room) => Confidence::Certain,
+            Some(n) if n <= heard => Confidence::Likely,
+            _ => Confidence::Possible,
+        };
+        let list = &mut self.http.late_aborts.0;
+        if list.len() >= MAX_RANKS && !list.contains_key(&decode) {
+            return;
+        }
+        let new = Held { rooms: Vec::new(), count: 0, confidence, since: seen.at, last: seen.at };
         let held = list.entry(decode).or_insert(new);
         held.last = seen.at;
-        held.sure |= sure;
+        held.confidence = held.confidence.max(confidence);
         // An ABORT goes to every prefill rank of the room.
         if held.rooms.contains(&room) {
             return;
@@ -62,14 +73,16 @@ impl RoomTable {
         if held.rooms.len() < MAX_ROOMS {
             held.rooms.push(room);
         }
-        let (rooms, room_count, since, sure) = (held.rooms.clone(), held.count, held.since, held.sure);
+        let (rooms, room_count, since) = (held.rooms.clone(), held.count, held.since);
+        let confidence = held.confidence;
         let Some(at) = self.peers.address(decode) else { return };
         let engine = self.party(Role::Decode, decode, true);
-        let pid = engine.task.map_or_else(|| "PID_OF_RANK".to_owned(), |t| t.tgid.to_string());
+        let actions =
+            if confidence == Confidence::Possible { vec![look_elsewhere()] } else { vec![restart(&engine)] };
         self.raise(Finding {
             group: group(at),
             class: Class::ConcludedButHeld,
-            confidence: if sure { Confidence::Certain } else { Confidence::Likely },
+            confidence,
             engine,
             rooms,
             room_count,
@@ -79,14 +92,13 @@ impl RoomTable {
                 format!(
                     "decode at {at} sent ABORT for {room_count} rooms long after every STATUS that they need had come to it"
                 ),
-                if sure { STATUS_THREAD } else { OR_ELSE }.to_owned(),
+                match confidence {
+                    Confidence::Certain => STATUS_THREAD.to_owned(),
+                    Confidence::Likely => OR_ELSE.to_owned(),
+                    Confidence::Possible => ranks_elsewhere(ranks, heard),
+                },
             ],
-            actions: vec![Action {
-                command: format!("kill -TERM {pid}"),
-                effect: "ends the decode rank; its supervisor starts the engine again".to_owned(),
-                blast_radius: "every request of that engine".to_owned(),
-                clears: true,
-            }],
+            actions,
         });
     }
 
@@ -109,6 +121,36 @@ impl RoomTable {
                 self.lower(group(at), now);
             }
         }
+    }
+}
+
+fn ranks_elsewhere(ranks: Option<u32>, heard: u32) -> String {
+    let of =
+        ranks.map_or_else(|| "no REGISTER of it was seen".to_owned(), |n| format!("its REGISTER says {n}"));
+    format!(
+        "{heard} ranks of decode were seen here to have them; how many it has: {of}. One elsewhere that has not its own makes all \
+         send ABORT, and so does a hang-up meanwhile: a rank that is well does the same"
+    )
+}
+
+fn look_elsewhere() -> Action {
+    Action {
+        command: "roomtrace rooms".to_owned(),
+        effect: "to be run at the hosts of decode's other ranks, and at prefill: shows which rank has not told or heard how \
+                 these rooms ended"
+            .to_owned(),
+        blast_radius: "none".to_owned(),
+        clears: false,
+    }
+}
+
+fn restart(engine: &Party) -> Action {
+    let pid = engine.task.map_or_else(|| "PID_OF_RANK".to_owned(), |t| t.tgid.to_string());
+    Action {
+        command: format!("kill -TERM {pid}"),
+        effect: "ends the decode rank; its supervisor starts the engine again".to_owned(),
+        blast_radius: "every request of that engine".to_owned(),
+        clears: true,
     }
 }
 
