@@ -199,12 +199,18 @@ impl RoomTable {
         let Some(target) = self.listening(c, direction) else { return };
         let peer = if direction == Direction::Received { c.addresses.peer } else { c.addresses.local };
         let (frames, first_len) = what;
-        let mark = ForeignMark { at, peer, frames, first_len, abort: false };
+        let asked = self.peers.prefill(target).map_or(0, |p| p.answers.asked);
+        let mark = ForeignMark { at, peer, frames, first_len, abort: false, asked };
         let read = direction == Direction::Received && self.peers.address(target) == Some(c.addresses.local);
         if read && self.peers.get(target).is_some_and(|e| e.task.is_none()) {
             self.peers.owned(target, c.task);
         }
         let Some(e) = self.peers.get_mut(target) else { return };
+        // A probe that comes all the time proves nothing, and hides nothing either.
+        if e.bears(&mark) {
+            return;
+        }
+        e.meet(mark);
         if !e.suspects_foreign() {
             e.foreign = Some(mark);
         }
