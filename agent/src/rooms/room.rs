@@ -348,10 +348,7 @@ impl Room {
         let lost = self.links.iter().any(|l| matches!(l.metadata_delivery, Delivery::Lost { .. }));
         let asked = |prefill| self.links.iter().filter(|l| l.prefill == prefill).count();
         let enough = |l: &Link| {
-            self.contents(
-                u32::try_from(asked(l.prefill)).unwrap_or(u32::MAX),
-                self.required_at(l.prefill),
-            )
+            self.contents(u32::try_from(asked(l.prefill)).unwrap_or(u32::MAX), self.required_at(l.prefill))
         };
         self.links.iter().find(unread).filter(|_| !lost && self.links.iter().all(enough))?;
         self.links.iter().map(Link::asked_at).max()

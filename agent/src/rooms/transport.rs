@@ -206,15 +206,12 @@ impl RoomTable {
             self.peers.owned(target, c.task);
         }
         let Some(e) = self.peers.get_mut(target) else { return };
-        // A probe that comes all the time proves nothing, and hides nothing either.
-        if e.bears(&mark) {
-            return;
-        }
-        e.meet(mark);
         if !e.suspects_foreign() {
             e.foreign = Some(mark);
         }
-        if read {
+        // What the rank has read on after killed nobody, and hides nobody's cause.
+        if read && !e.bears(&mark) {
+            e.meet(mark);
             e.last_foreign = Some(mark);
             self.foreign_read(target);
         }

@@ -103,9 +103,11 @@ fn metadata_that_a_stopped_prefill_does_not_read_is_not_missing_from_decode() {
         }
     }
     assert!(w.verdict(ROOM).actions.iter().any(|a| a.command == "kill -TERM 100"));
-    assert!(w.events(ROOM).iter().all(|e| {
-        e.snapshot().verdict.as_ref().is_none_or(|v| v.class != Class::MetadataIncomplete)
-    }));
+    assert!(
+        w.events(ROOM)
+            .iter()
+            .all(|e| { e.snapshot().verdict.as_ref().is_none_or(|v| v.class != Class::MetadataIncomplete) })
+    );
 }
 
 #[test]

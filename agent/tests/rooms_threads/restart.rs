@@ -51,7 +51,7 @@ fn the_finding_of_a_dead_thread_goes_on_without_being_told_again() {
     of_session.to(13_000);
     for w in [&mut reader, &mut of_session] {
         let told = |table: &RoomTable| {
-            let f = table.findings().into_iter().map(|f| (f.group, f.class, f.confidence, f.since, f.rooms));
+            let f = table.findings().into_iter().map(|f| (f.group, f.class, f.confidence, f.rooms));
             f.collect::<Vec<_>>()
         };
         let before = told(&w.table);
