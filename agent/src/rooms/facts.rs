@@ -22,7 +22,7 @@ const MAX_MISSING: usize = 8;
 impl RoomTable {
     /// Facts of one view; `None` where the view is over and nothing is owed in it.
     pub(crate) fn facts(&self, room: &Room, role: Role, view: Progress, now: Mono) -> Option<Facts> {
-        let (phase, since) = phase_of(room, role, view, self.says_success(room))?;
+        let (phase, since) = self.phase_here(room, role, view)?;
         // One request for several rooms is answered when the last of them is over.
         let waits = role == Role::Prefill && phase == Phase::Conclude;
         let since = since.max(self.siblings_over(room).filter(|_| waits).unwrap_or(since));
@@ -35,6 +35,7 @@ impl RoomTable {
         let request = self.request_facts(room, role, view, since, now);
         let [prefill_http, decode_http] = request.servers;
         let elsewhere = if request.held { self.elsewhere(room, prefill_http) } else { None };
+        let (may_compute, wrote) = self.engine_works(room, since, now);
         Some(Facts {
             room: room.room,
             now,
@@ -96,6 +97,8 @@ impl RoomTable {
             decode_lost: self.lost(decode, room.opened_at),
             request,
             engine_idle: self.engine_idle(room, since, now),
+            may_compute,
+            wrote,
             spans: crate::rooms::spans::facts(room),
             gpu: if role == Role::Prefill {
                 self.gpu_facts(room, prefill, since)
@@ -113,6 +116,20 @@ impl RoomTable {
         success_on_wire(room.backend, room.releases)
             || says(room.home.0)
             || room.links.iter().any(|l| says(l.prefill))
+    }
+
+    /// Phase of a view for judging. What decode, on this host, has sent is not missing where prefill, on this host as well,
+    /// has not read it: prefill is to answer then. `None` too where that prefill is not known to be here: decode's view tells.
+    fn phase_here(&self, room: &Room, role: Role, view: Progress) -> Option<(Phase, Mono)> {
+        let (phase, since) = phase_of(room, role, view, self.says_success(room))?;
+        if role == Role::Prefill
+            && phase == Phase::Bootstrap
+            && let Some(asked) = room.unread_metadata()
+        {
+            let here = room.links.iter().all(|l| l.received.is_some() || self.peers.is_owned(l.prefill));
+            return here.then_some((Phase::Transfer, asked));
+        }
+        Some((phase, since))
     }
 
     fn threshold(&self, subject: Option<&Link>, phase: Phase) -> Threshold {

@@ -278,6 +278,11 @@ impl RoomTable {
             let to = (j.group, j.class, j.confidence);
             self.regroup(slot, None, Some(to), self.now);
         }
+        self.forget_finding_events();
+    }
+
+    /// What has happened to findings is known to others already.
+    pub(crate) fn forget_finding_events(&mut self) {
         self.findings.events.clear();
     }
 

@@ -36,6 +36,8 @@ const MAX_REGISTERS: usize = 1024;
 const MAX_LOSSY: usize = 4096;
 /// Longest session name kept, in bytes (longest seen: a mori engine key of about 80).
 const MAX_SESSION_LEN: usize = 256;
+/// Kinds of foreign bytes remembered of one rank, the newest.
+pub(crate) const MAX_KINDS: usize = 16;
 
 /// Whose bytes are missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -68,6 +70,17 @@ pub(crate) struct ForeignMark {
     /// It is an ABORT, which the rank's release does not bear (M4).
     #[serde(default)]
     pub(crate) abort: bool,
+    /// Number of the last question that the rank had been asked by then.
+    #[serde(default)]
+    pub(crate) asked: u32,
+}
+
+impl ForeignMark {
+    /// Whether what reads one of them reads the other: bytes that are not ZMTP, or messages of one shape.
+    fn is_like(&self, other: &Self) -> bool {
+        let length = |m: &Self| if m.frames == 0 { 0 } else { m.first_len };
+        (self.frames, length(self), self.abort) == (other.frames, length(other), other.abort)
+    }
 }
 
 /// A thread that ended right after something foreign had come to a rank of its process: who read it.
@@ -236,6 +249,8 @@ pub(crate) struct Endpoint {
     pub(crate) foreign: Option<ForeignMark>,
     /// The last foreign bytes, whether or not they are suspect.
     pub(crate) last_foreign: Option<ForeignMark>,
+    /// The first foreign bytes of each kind, at most [`MAX_KINDS`].
+    pub(crate) kinds: Vec<ForeignMark>,
     pub(crate) dead_reader: Option<DeadReader>,
     /// When bytes to it were last missed, on any connection.
     pub(crate) missed: Option<Mono>,
@@ -253,6 +268,27 @@ impl Endpoint {
         let (Some(mark), Some(p)) = (self.foreign, self.prefill.as_deref()) else { return false };
         let alive = p.answers.last.max(p.acknowledged_abort);
         p.answers.silent() > 0 && alive.is_none_or(|at| mark.at >= at)
+    }
+
+    /// Remembers foreign bytes, as the first of their kind if they are.
+    pub(crate) fn meet(&mut self, mark: ForeignMark) {
+        if self.kinds.iter().any(|k| k.is_like(&mark)) {
+            return;
+        }
+        if self.kinds.len() >= MAX_KINDS {
+            self.kinds.remove(0);
+        }
+        self.kinds.push(mark);
+    }
+
+    /// Whether the rank has read on after foreign bytes of this kind: it has answered a room that was asked for after them,
+    /// or acknowledged an ABORT that came after them.
+    pub(crate) fn bears(&self, mark: &ForeignMark) -> bool {
+        let Some(p) = self.prefill.as_deref() else { return false };
+        let read_on = |first: &ForeignMark| {
+            p.answers.answered > first.asked || p.acknowledged_abort.is_some_and(|at| at > first.at)
+        };
+        self.kinds.iter().any(|k| k.is_like(mark) && read_on(k))
     }
 }
 
@@ -318,6 +354,7 @@ impl Peers {
             rank: None,
             foreign: None,
             last_foreign: None,
+            kinds: Vec::new(),
             dead_reader: None,
             missed: None,
             missed_of_any: None,
@@ -387,6 +424,7 @@ impl Peers {
             let Some(e) = self.get_mut(*id) else { continue };
             e.exited = Some(exit);
             (e.foreign, e.last_foreign, e.dead_reader, e.spoke) = (None, None, None, None);
+            e.kinds.clear();
             if let Some(p) = e.prefill.as_deref_mut() {
                 p.answers.forgive();
                 (p.answers.first, p.asked_abort, p.acknowledged_abort) = (None, None, None);

@@ -346,6 +346,18 @@ impl Room {
         u32::try_from(n).unwrap_or(u32::MAX)
     }
 
+    /// When the last METADATA was sent of all that prefill waits for, some of it not read: it is prefill's to read then.
+    pub(crate) fn unread_metadata(&self) -> Option<Mono> {
+        let unread = |l: &&Link| l.sent.is_some() && l.received.is_none() && l.told.is_none();
+        let lost = self.links.iter().any(|l| matches!(l.metadata_delivery, Delivery::Lost { .. }));
+        let asked = |prefill| self.links.iter().filter(|l| l.prefill == prefill).count();
+        let enough = |l: &Link| {
+            self.contents(u32::try_from(asked(l.prefill)).unwrap_or(u32::MAX), self.required_at(l.prefill))
+        };
+        self.links.iter().find(unread).filter(|_| !lost && self.links.iter().all(enough))?;
+        self.links.iter().map(Link::asked_at).max()
+    }
+
     /// Distinct sessions that this prefill rank waits for.
     pub(crate) fn required_at(&self, prefill: EndpointId) -> u32 {
         self.links.iter().filter(|l| l.prefill == prefill).map(|l| l.required).max().unwrap_or(1)

@@ -19,7 +19,7 @@ use crate::rooms::estimate::{Durations, SavedHistogram};
 use crate::rooms::groups::Group;
 use crate::rooms::model::{Away, Completeness, Connection, EngineProcess, Event, Phase, Role};
 use crate::rooms::peers::{
-    Answers, Concluded, DeadReader, Exit, ForeignMark, NONE, Recent, Registered, Source,
+    Answers, Concluded, DeadReader, Exit, ForeignMark, MAX_KINDS, NONE, Recent, Registered, Source,
 };
 use crate::rooms::requests::bootstrap::SavedBootstrap;
 use crate::rooms::requests::legs::RoomRequest;
@@ -113,6 +113,8 @@ struct SavedEndpoint {
     rank: Option<u32>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     foreign: Option<ForeignMark>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    kinds: Vec<ForeignMark>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     dead_reader: Option<DeadReader>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -463,6 +465,7 @@ impl Saver<'_> {
                 task: e.task,
                 rank: e.rank,
                 foreign: e.foreign,
+                kinds: e.kinds.clone(),
                 dead_reader: e.dead_reader,
                 exited: e.exited,
                 spoke: e.spoke,
@@ -553,6 +556,7 @@ impl RoomTable {
         for slot in slots {
             table.resume_requests(slot);
         }
+        table.threads_restored();
         table
     }
 
@@ -574,6 +578,7 @@ impl RoomTable {
             (e.lost, e.listener_closed, e.refused) = (saved.lost, saved.listener_closed, saved.refused);
             (e.reached, e.rank, e.foreign) = (saved.reached, saved.rank, saved.foreign);
             (e.dead_reader, e.last_foreign) = (saved.dead_reader, saved.foreign);
+            e.kinds = saved.kinds.into_iter().take(MAX_KINDS).collect();
             (e.exited, e.spoke) = (saved.exited, saved.spoke);
             self.peers.owned(id, survivors.keep(saved.task));
             let Some(e) = self.peers.get_mut(id) else { continue };

@@ -174,7 +174,13 @@ impl RoomTable {
         let peer = seen.connection.addresses.peer;
         let Some(e) = self.peers.get_mut(seen.target) else { return };
         let first_len = 5; // "ABORT"
-        e.last_foreign = Some(ForeignMark { at: seen.at, peer, frames: 4, first_len, abort: true });
+        let asked = e.prefill.as_deref().map_or(0, |p| p.answers.asked);
+        let mark = ForeignMark { at: seen.at, peer, frames: 4, first_len, abort: true, asked };
+        if e.bears(&mark) {
+            return;
+        }
+        e.meet(mark);
+        e.last_foreign = Some(mark);
         self.foreign_read(seen.target);
     }
 
@@ -203,6 +209,8 @@ impl RoomTable {
         let lives = e.prefill.as_deref().is_some_and(|p| {
             p.answers.answered > reader.asked || p.acknowledged_abort.is_some_and(|at| at >= reader.death.at)
         });
+        // Rooms that were read after such a message show that it kills nobody, also when they are answered later.
+        let lives = lives || e.bears(&reader.foreign);
         (!lives && self.threads.alone(reader.tgid, &reader.death)).then_some(reader)
     }
 
@@ -333,6 +341,15 @@ impl RoomTable {
             evidence,
             actions: of_finding(Class::ThreadDied, &facts.prefill),
         });
+    }
+
+    /// Takes the findings of threads that rooms of the agent before rest on as told: a restart is no news.
+    pub(crate) fn threads_restored(&mut self) {
+        let pinned: Vec<u32> = self.pinned.iter().copied().collect();
+        for slot in pinned {
+            self.tell_thread(slot, self.now);
+        }
+        self.forget_finding_events();
     }
 
     /// Ends findings of threads whose ranks have shown that they live, or have ended. Looks once a second.

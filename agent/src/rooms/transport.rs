@@ -199,7 +199,8 @@ impl RoomTable {
         let Some(target) = self.listening(c, direction) else { return };
         let peer = if direction == Direction::Received { c.addresses.peer } else { c.addresses.local };
         let (frames, first_len) = what;
-        let mark = ForeignMark { at, peer, frames, first_len, abort: false };
+        let asked = self.peers.prefill(target).map_or(0, |p| p.answers.asked);
+        let mark = ForeignMark { at, peer, frames, first_len, abort: false, asked };
         let read = direction == Direction::Received && self.peers.address(target) == Some(c.addresses.local);
         if read && self.peers.get(target).is_some_and(|e| e.task.is_none()) {
             self.peers.owned(target, c.task);
@@ -208,7 +209,9 @@ impl RoomTable {
         if !e.suspects_foreign() {
             e.foreign = Some(mark);
         }
-        if read {
+        // What the rank has read on after killed nobody, and hides nobody's cause.
+        if read && !e.bears(&mark) {
+            e.meet(mark);
             e.last_foreign = Some(mark);
             self.foreign_read(target);
         }

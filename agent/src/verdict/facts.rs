@@ -359,6 +359,10 @@ pub(crate) struct Facts {
     pub(crate) request: RequestFacts,
     /// Prefill's own numbers: nothing computes although something is in flight (`Some(true)`), or it does.
     pub(crate) engine_idle: Option<bool>,
+    /// By the same it may be computing, also where a long forward pass hides it.
+    pub(crate) may_compute: bool,
+    /// When prefill's scheduler last wrote its numbers, where its server still answers with those.
+    pub(crate) wrote: Option<Mono>,
     /// Prefill's scheduler, by its spans.
     pub(crate) spans: SpanFacts,
     /// GPUs.

@@ -2,7 +2,7 @@
 //!
 //! Pure. A thread that ended is a fact, and that it is missed is another: only both together get above `possible`.
 
-use crate::event::SECOND;
+use crate::event::{Mono, SECOND};
 use crate::rooms::model::{Phase, Role};
 use crate::sglang::message::{Backend, Kind, Release};
 use crate::verdict::facts::{AgainFact, Facts, LostFact, Sent, ThreadFact, UnreadFact, Was};
@@ -113,6 +113,8 @@ fn dead_thread(f: &Facts) -> Option<Judgement> {
     let (class, confidence) = match t.was {
         // Its answers are not on the wire, but requests that came later were answered.
         Was::Reader(_) if !f.observable && f.request.later_finished > 0 => return None,
+        // While it computes a long prompt is silent as well, and the thread may be another.
+        Was::Reader(_) if f.may_compute => (Class::ReceiverSilent, Confidence::Possible),
         Was::Reader(_) => (Class::ReceiverSilent, Confidence::Certain),
         Was::Worker { .. } => (Class::TransferWorkerSilent, worker(f, t, disagree)),
         Was::Unknown { asked_before } => {
@@ -153,7 +155,10 @@ fn worker(f: &Facts, t: ThreadFact, disagree: bool) -> Confidence {
 
 /// Bytes lie in this host's kernel that their rank does not read.
 fn unread(f: &Facts) -> Option<Judgement> {
-    let waits = matches!(f.phase, Phase::Transfer | Phase::Compute | Phase::Conclude | Phase::Abort);
+    // What prefill waits for may be among what it does not read.
+    let bootstrap = f.phase == Phase::Bootstrap && f.role == Role::Prefill;
+    let waits =
+        bootstrap || matches!(f.phase, Phase::Transfer | Phase::Compute | Phase::Conclude | Phase::Abort);
     let (who, u) = match f.role {
         // What lies unread at decode may be the very STATUS.
         Role::Decode if f.untold.is_empty() || !f.has_prefill => (Who::Decode, f.unread_decode),
@@ -162,9 +167,18 @@ fn unread(f: &Facts) -> Option<Judgement> {
     };
     let UnreadFact { sockets, .. } = u.filter(|_| waits)?;
     let several = sockets >= SEVERAL_SOCKETS || f.backend == Some(Backend::Mori);
+    let several = several || (who == Who::Prefill && nothing_runs(f));
     let class = if several { Class::EngineStalled } else { Class::ReceiverSilent };
     let j = Draft::new(class, Confidence::Likely, who, Some(Kind::Status));
-    Some(j.ends(waiting_timer(f)).done(f))
+    let ends = if bootstrap { bootstrap_timer(f, f.since) } else { waiting_timer(f) };
+    Some(j.ends(ends).done(f))
+}
+
+/// Whether, beside the thread that reads, the scheduler of prefill stands still as well, all threads being there: it sends
+/// nothing, and its server answers with numbers as old as that.
+fn nothing_runs(f: &Facts) -> bool {
+    let long = |at: Mono| f.now.since(at) >= f.limits.ceiling;
+    long(f.since) && f.stall.is_some_and(|s| long(s.spoke)) && f.wrote.is_some_and(long)
 }
 
 /// All threads are there, and nothing leaves the engine, to whomever it owes something.

@@ -13,6 +13,7 @@ mod properties;
 mod roles;
 #[path = "../rooms_support/mod.rs"]
 mod rooms_support;
+mod stopped;
 mod web;
 
 const ROOM: u64 = 9_000_000_000_000_000_001;

@@ -2,7 +2,7 @@
 
 use roomtrace::event::Direction;
 use roomtrace::rooms::Config;
-use roomtrace::rooms::model::Outcome;
+use roomtrace::rooms::model::{Input, Outcome};
 use roomtrace::sglang::message::KvPoll;
 use roomtrace::verdict::model::{Class, Confidence};
 
@@ -232,4 +232,59 @@ fn a_socket_handed_on_is_the_heirs() {
     process(&mut w, &heir, 0);
     w.wait(200);
     assert_eq!(w.outcomes(ROOM), [Outcome::Unknown]);
+}
+
+/// Foreign bytes of another kind than [`World::foreign`]'s.
+fn probe(w: &mut World) {
+    let mut connection = w.end(&decode(98), &prefill(0), Direction::Received);
+    connection.addresses.peer = "10.8.8.8:4444".parse().unwrap();
+    let (at, direction) = (w.mono(), Direction::Received);
+    w.input(&Input::Foreign { at, connection, direction, frames: 0, first_len: 64 });
+}
+
+#[test]
+fn what_a_rank_has_read_on_after_proves_nothing() {
+    let mut w = world(Sees::Prefill);
+    for n in 10..15 {
+        probe(&mut w);
+        w.wait(500);
+        w.healthy(n, &decode(0), &prefill(0), 20);
+    }
+    probe(&mut w);
+    w.wait(45);
+    thread(&mut w, &prefill(0), 23_357);
+    w.metadata(ROOM, &decode(0), &prefill(0));
+    quiet(&mut w, ROOM, 60_000);
+    assert_eq!(w.class(ROOM), Some(Class::ReceiverSilent), "as after any foreign bytes");
+}
+
+#[test]
+fn a_harmless_probe_does_not_hide_what_killed_the_receive_loop() {
+    let mut w = world(Sees::Prefill);
+    probe(&mut w);
+    w.healthy(1, &decode(0), &prefill(0), 20);
+    w.to(1000);
+    w.foreign(&prefill(0));
+    w.wait(10);
+    probe(&mut w);
+    w.wait(11);
+    thread(&mut w, &prefill(0), 23_357);
+    w.to(3000);
+    w.metadata(ROOM, &decode(0), &prefill(0));
+    let v = w.pinned_in_time(ROOM, 3.0, 10.0);
+    assert_eq!((v.class, v.confidence), (Class::ReceiverSilent, Confidence::Certain));
+    assert!(says(&v, "10.9.9.9:5555"), "{:?}", v.evidence);
+}
+
+#[test]
+fn a_rank_that_answers_what_came_after_a_foreign_message_has_read_on() {
+    let mut w = world(Sees::Prefill);
+    w.healthy(1, &decode(0), &prefill(0), 20);
+    w.foreign(&prefill(0));
+    w.wait(10);
+    w.healthy(2, &decode(0), &prefill(0), 20);
+    w.wait(10);
+    thread(&mut w, &prefill(0), 23_357);
+    w.metadata(ROOM, &decode(0), &prefill(0));
+    quiet(&mut w, ROOM, 60_000);
 }

@@ -31,6 +31,8 @@ const SERVED: u64 = 60 * SECOND;
 const MAX_CLEAR: usize = 64;
 /// Numbers of an engine older than this say nothing.
 const STALE: u64 = 30 * SECOND;
+/// No forward pass takes as long.
+const LONG_PASS: u64 = 60 * SECOND;
 /// How often it is looked up again which role an engine's processes have.
 pub(crate) const LOOK_AGAIN: u64 = SECOND;
 
@@ -78,6 +80,9 @@ pub(super) struct Numbers {
     /// When progress last moved.
     moved: Option<Mono>,
     waiting: Option<u64>,
+    /// When its scheduler last told the state of the moment.
+    #[serde(default)]
+    fresh: Option<Mono>,
 }
 
 /// One engine.
@@ -245,6 +250,7 @@ impl Engine {
             whole: idle_since.and(if whole { Some(at) } else { old.and_then(|n| n.whole) }),
             moved,
             waiting: g.waiting.filter(|_| !g.stale),
+            fresh: if g.stale { old.and_then(|n| n.fresh) } else { Some(at) },
         });
         // What is 30 s old tells nothing of a moment.
         if g.waiting == Some(0) && g.bootstrap.unwrap_or(0) == 0 && !g.stale {
@@ -264,6 +270,21 @@ impl Engine {
             return Some(true);
         }
         n.moved.is_some_and(|at| now.since(at) < STILL).then_some(false)
+    }
+
+    /// Whether it may be computing, as its numbers are: they move, or they have moved since `from`, not long ago, and are not of
+    /// this moment, as in the middle of a forward pass.
+    pub(crate) fn may_compute(&self, now: Mono, from: Mono) -> bool {
+        let Some(n) = self.numbers.filter(|n| now.since(n.at) <= STALE) else { return false };
+        let lately = |within: u64| n.moved.is_some_and(|at| now.since(at) < within);
+        let midst = n.fresh != Some(n.at) && n.moved.is_some_and(|at| at >= from);
+        lately(STILL) || (midst && lately(LONG_PASS))
+    }
+
+    /// When its scheduler last wrote its numbers, where its server still answers with those.
+    pub(crate) fn wrote(&self, now: Mono) -> Option<Mono> {
+        let n = self.numbers.filter(|n| now.since(n.at) <= STALE)?;
+        n.fresh.filter(|at| *at < n.at)
     }
 
     /// The first moment from `from` on at which nothing waited in it, as it says, and its server had passed on what had come

@@ -79,6 +79,14 @@ impl RoomTable {
         self.engines.get(prefill?)?.idle(now, from)
     }
 
+    /// Whether the prefill engine of this room may be computing, and when its scheduler last wrote its numbers if its server
+    /// answers without newer ones: see [`Engine::may_compute`], [`Engine::wrote`].
+    pub(crate) fn engine_works(&self, room: &Room, since: Mono, now: Mono) -> (bool, Option<Mono>) {
+        let [prefill, _] = self.engines_of(room);
+        let engine = prefill.and_then(|id| self.engines.get(id));
+        engine.map_or((false, None), |e| (e.may_compute(now, since), e.wrote(now)))
+    }
+
     /// The other rooms of this room's request at prefill: it is answered when all of them are over.
     fn siblings<'a>(&'a self, room: &'a Room) -> impl Iterator<Item = &'a Room> {
         let key = room.leg(Role::Prefill).map(|l| l.key);
