@@ -7,6 +7,7 @@
     clippy::unwrap_used,
     clippy::indexing_slicing,
     clippy::panic,
+    clippy::too_many_lines,
     clippy::print_stderr,
     clippy::print_stdout,
     reason = "tests"
