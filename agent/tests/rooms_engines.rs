@@ -40,8 +40,8 @@ fn engine(w: &mut World, role: Option<Role>, ranks: u8) {
         role,
         ranks,
         http_port: Some(30000),
-        bootstrap_port: None,
         place: place(),
+        ..EngineProcess::default()
     };
     let at = w.mono();
     w.input(&Input::Process { at, process: &process(SERVER, None) });
