@@ -133,3 +133,57 @@ impl RoomTable {
         sizes.max()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn group(r: RankRegistration) -> Option<(u32, u32, u32)> {
+        let server = SocketAddr::from(([10, 0, 0, 1], 8998));
+        Group::of(server, &r).map(|g| (g.dp, g.ranks, g.rank))
+    }
+
+    #[test]
+    fn a_group_is_of_one_dp_rank_whatever_the_release_counts() {
+        let of = |tp, tps| RankRegistration {
+            tp_rank: Some(tp),
+            tp_size: Some(tps),
+            ..RankRegistration::default()
+        };
+        assert_eq!(group(RankRegistration::default()), None, "no size");
+        assert_eq!(group(of(1, 4)), Some((0, 4, 1)));
+        // Up to 0.4.10: four ranks of two DP groups.
+        assert_eq!(group(RankRegistration { dp_size: Some(2), ..of(3, 4) }), Some((1, 2, 1)));
+        // DP attention: the size is that of the group.
+        let attention = RankRegistration {
+            dp_size: Some(2),
+            dp_rank: Some(1),
+            system_dp_size: Some(1),
+            system_dp_rank: Some(0),
+            ..of(1, 2)
+        };
+        assert_eq!(group(attention), Some((1, 2, 1)));
+        let whole = RankRegistration {
+            dp_size: Some(1),
+            dp_rank: Some(0),
+            system_dp_size: Some(4),
+            system_dp_rank: Some(3),
+            ..of(0, 2)
+        };
+        assert_eq!(group(whole), Some((3, 2, 0)));
+        let parts = RankRegistration {
+            cp_rank: Some(1),
+            cp_size: Some(2),
+            pp_rank: Some(2),
+            pp_size: Some(3),
+            system_dp_size: Some(1),
+            ..of(1, 2)
+        };
+        assert_eq!(group(parts), Some((0, 12, 11)), "tp * (pp_size * cp_size) + pp * cp_size + cp");
+        assert_eq!(
+            group(RankRegistration { cp_size: Some(u32::MAX), ..of(1, u32::MAX) }),
+            None,
+            "no such engine"
+        );
+    }
+}
