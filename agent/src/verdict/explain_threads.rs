@@ -36,7 +36,7 @@ pub(crate) fn threads(f: &Facts, lines: &mut Vec<String>) {
     let old = f.wrote.filter(|at| f.stall.is_some() && f.now.since(*at) >= f.limits.ceiling);
     lines.extend(old.map(|at| {
         format!(
-            "prefill's HTTP server answers with numbers that its scheduler last wrote {}: it is in one long step, or hangs",
+            "prefill's HTTP server answers with numbers that its scheduler last wrote {}: it is in one long step, or stands",
             ago(f, at)
         )
     }));
