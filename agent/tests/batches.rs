@@ -136,7 +136,7 @@ impl Rig {
     }
 
     fn keep(&mut self) {
-        let closed = self.pipeline.events().map(|e| e.snapshot().clone()).last();
+        let closed = self.pipeline.events().map(|e| e.snapshot().clone()).next_back();
         self.last = closed.or(self.last.take());
     }
 

@@ -1,5 +1,5 @@
 //! `/metrics`: names, forms, exemplars, and the reference in `docs/metrics.md`.
-#![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
+#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -133,7 +133,7 @@ async fn openmetrics_has_exemplars_and_an_end() {
 /// Labels that a scrape adds.
 const SCRAPED: [&str; 4] = ["cluster", "namespace", "instance", "job"];
 
-/// Words of a PromQL expression that could be names.
+/// Words of an expression that could be names.
 fn words(text: &str) -> impl Iterator<Item = &str> {
     text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').filter(|w| !w.is_empty())
 }

@@ -72,31 +72,31 @@ fn text(dashboard: &Dashboard) -> String {
     format!("{:#}\n", whole(dashboard))
 }
 
-fn whole(d: &Dashboard) -> Value {
+fn whole(of: &Dashboard) -> Value {
     let (mut x, mut y, mut row) = (0, 0, 0);
     let mut panels = Vec::new();
-    for panel in d.panels {
-        let (w, h) = panel.size;
-        if x + w > 24 {
+    for panel in of.panels {
+        let (width, height) = panel.size;
+        if x + width > 24 {
             (x, y, row) = (0, y + row, 0);
         }
         panels.push(self::panel(panel, panels.len() + 1, (x, y)));
-        (x, row) = (x + w, row.max(h));
+        (x, row) = (x + width, row.max(height));
     }
-    if d.room {
+    if of.room {
         panels.push(trace(panels.len() + 1, y + row));
     }
     json!({
-        "uid": d.uid,
-        "title": d.title,
-        "description": d.about,
+        "uid": of.uid,
+        "title": of.title,
+        "description": of.about,
         "tags": ["roomtrace"],
         "editable": true,
         "graphTooltip": 1,
         "schemaVersion": 39,
         "refresh": "30s",
         "time": {"from": "now-3h", "to": "now"},
-        "templating": {"list": variables(d)},
+        "templating": {"list": variables(of)},
         "links": [{
             "title": "Roomtrace", "type": "dashboards", "tags": ["roomtrace"], "asDropdown": true,
             "icon": "external link", "includeVars": true, "keepTime": true, "targetBlank": false,
@@ -133,21 +133,20 @@ fn variables(d: &Dashboard) -> Vec<Value> {
     all
 }
 
-fn panel(p: &Panel, id: usize, (x, y): (u32, u32)) -> Value {
-    let (w, h) = p.size;
-    let instant = matches!(p.show, Show::Number(_) | Show::Table);
+fn panel(of: &Panel, id: usize, at: (u32, u32)) -> Value {
+    let instant = matches!(of.show, Show::Number(_) | Show::Table);
     let target = |(n, (expression, legend)): (usize, &(&str, &str))| {
         json!({
             "refId": char::from(b'A' + u8::try_from(n).unwrap_or(25)).to_string(),
             "datasource": {"type": "prometheus", "uid": SERIES},
             "expr": expression, "legendFormat": legend,
-            "instant": instant, "range": !instant, "exemplar": p.show == Show::Heat,
-            "format": match p.show { Show::Table => "table", Show::Heat => "heatmap", _ => "time_series" }
+            "instant": instant, "range": !instant, "exemplar": of.show == Show::Heat,
+            "format": match of.show { Show::Table => "table", Show::Heat => "heatmap", _ => "time_series" }
         })
     };
-    let targets: Vec<Value> = p.queries.iter().enumerate().map(target).collect();
-    let mut defaults = json!({"unit": p.unit, "color": {"mode": "palette-classic"}});
-    let (kind, options) = match p.show {
+    let targets: Vec<Value> = of.queries.iter().enumerate().map(target).collect();
+    let mut defaults = json!({"unit": of.unit, "color": {"mode": "palette-classic"}});
+    let (kind, options) = match of.show {
         Show::Number(red) => {
             defaults["color"] = json!({"mode": "thresholds"});
             defaults["thresholds"] = json!({"mode": "absolute", "steps": [
@@ -164,9 +163,9 @@ fn panel(p: &Panel, id: usize, (x, y): (u32, u32)) -> Value {
             )
         }
         Show::Lines | Show::Stack => {
-            let mode = if p.show == Show::Stack { "normal" } else { "none" };
+            let mode = if of.show == Show::Stack { "normal" } else { "none" };
             defaults["custom"] = json!({
-                "fillOpacity": if p.show == Show::Stack { 40 } else { 0 },
+                "fillOpacity": if of.show == Show::Stack { 40 } else { 0 },
                 "stacking": {"mode": mode, "group": "A"}, "showPoints": "never"
             });
             let legend =
@@ -177,7 +176,7 @@ fn panel(p: &Panel, id: usize, (x, y): (u32, u32)) -> Value {
         Show::Heat => (
             "heatmap",
             json!({
-                "calculate": false, "yAxis": {"unit": p.unit, "axisPlacement": "left"},
+                "calculate": false, "yAxis": {"unit": of.unit, "axisPlacement": "left"},
                 "color": {
                     "mode": "scheme", "scheme": "Turbo", "fill": "dark-orange", "exponent": 0.5, "steps": 64, "reverse": false
                 },
@@ -187,13 +186,13 @@ fn panel(p: &Panel, id: usize, (x, y): (u32, u32)) -> Value {
         ),
     };
     let mut panel = json!({
-        "id": id, "type": kind, "title": p.title, "description": p.about,
+        "id": id, "type": kind, "title": of.title, "description": of.about,
         "datasource": {"type": "prometheus", "uid": SERIES},
-        "gridPos": {"x": x, "y": y, "w": w, "h": h},
+        "gridPos": {"x": at.0, "y": at.1, "w": of.size.0, "h": of.size.1},
         "fieldConfig": {"defaults": defaults, "overrides": []},
         "options": options, "targets": targets
     });
-    if p.show == Show::Table {
+    if of.show == Show::Table {
         let hidden = json!({"Time": true, "__name__": true, "job": true});
         panel["transformations"] = json!([{"id": "organize", "options": {"excludeByName": hidden}}]);
     }

@@ -77,7 +77,8 @@ fn mapped(line: &str) -> Option<((String, u64), String)> {
     let (device, inode) = (fields.nth(3)?, fields.next()?.parse().ok()?);
     let path = line.get(line.find('/')?..)?;
     let (directory, name) = path.rsplit_once('/')?;
-    let is = name == "engine.so" || (name.starts_with("engine.cpython-") && name.ends_with(".so"));
+    let is =
+        name.strip_suffix(".so").is_some_and(|stem| stem == "engine" || stem.starts_with("engine.cpython-"));
     (is && directory.ends_with("/mooncake")).then(|| ((device.to_owned(), inode), path.to_owned()))
 }
 

@@ -215,8 +215,8 @@ pub(super) fn may_use_bpf() -> Result<(), KernelError> {
     if missing.is_empty() { Ok(()) } else { Err(KernelError::NotPrivileged { missing }) }
 }
 
-/// What the thread that attaches optional probes needs: those two, CAP_SYS_ADMIN to open a uprobe (`perf_event_open` of Linux 6.18
-/// answers EACCES with CAP_PERFMON alone), to look into the memory map of another user's process (`ptrace(2)`,
+/// What the thread that attaches optional probes needs: those two, `CAP_SYS_ADMIN` to open a uprobe (`perf_event_open` of Linux 6.18
+/// answers `EACCES` with `CAP_PERFMON` alone), to look into the memory map of another user's process (`ptrace(2)`,
 /// `PTRACE_MODE_READ`), and to open a library in a directory that only that user may enter.
 const FOR_PROBES: [Capability; 5] = [
     Capability::CAP_SYS_ADMIN,

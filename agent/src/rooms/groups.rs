@@ -138,9 +138,9 @@ impl RoomTable {
 mod tests {
     use super::*;
 
-    fn group(r: RankRegistration) -> Option<(u32, u32, u32)> {
+    fn group(r: &RankRegistration) -> Option<(u32, u32, u32)> {
         let server = SocketAddr::from(([10, 0, 0, 1], 8998));
-        Group::of(server, &r).map(|g| (g.dp, g.ranks, g.rank))
+        Group::of(server, r).map(|g| (g.dp, g.ranks, g.rank))
     }
 
     #[test]
@@ -150,10 +150,10 @@ mod tests {
             tp_size: Some(tps),
             ..RankRegistration::default()
         };
-        assert_eq!(group(RankRegistration::default()), None, "no size");
-        assert_eq!(group(of(1, 4)), Some((0, 4, 1)));
+        assert_eq!(group(&RankRegistration::default()), None, "no size");
+        assert_eq!(group(&of(1, 4)), Some((0, 4, 1)));
         // Up to 0.4.10: four ranks of two DP groups.
-        assert_eq!(group(RankRegistration { dp_size: Some(2), ..of(3, 4) }), Some((1, 2, 1)));
+        assert_eq!(group(&RankRegistration { dp_size: Some(2), ..of(3, 4) }), Some((1, 2, 1)));
         // DP attention: the size is that of the group.
         let attention = RankRegistration {
             dp_size: Some(2),
@@ -162,7 +162,7 @@ mod tests {
             system_dp_rank: Some(0),
             ..of(1, 2)
         };
-        assert_eq!(group(attention), Some((1, 2, 1)));
+        assert_eq!(group(&attention), Some((1, 2, 1)));
         let whole = RankRegistration {
             dp_size: Some(1),
             dp_rank: Some(0),
@@ -170,7 +170,7 @@ mod tests {
             system_dp_rank: Some(3),
             ..of(0, 2)
         };
-        assert_eq!(group(whole), Some((3, 2, 0)));
+        assert_eq!(group(&whole), Some((3, 2, 0)));
         let parts = RankRegistration {
             cp_rank: Some(1),
             cp_size: Some(2),
@@ -179,9 +179,9 @@ mod tests {
             system_dp_size: Some(1),
             ..of(1, 2)
         };
-        assert_eq!(group(parts), Some((0, 12, 11)), "tp * (pp_size * cp_size) + pp * cp_size + cp");
+        assert_eq!(group(&parts), Some((0, 12, 11)), "tp * (pp_size * cp_size) + pp * cp_size + cp");
         assert_eq!(
-            group(RankRegistration { cp_size: Some(u32::MAX), ..of(1, u32::MAX) }),
+            group(&RankRegistration { cp_size: Some(u32::MAX), ..of(1, u32::MAX) }),
             None,
             "no such engine"
         );

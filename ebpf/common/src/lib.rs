@@ -71,7 +71,7 @@ pub mod kind {
     pub const EXIT: u8 = 6;
     /// What a socket in [`crate::state::CARRIER`] has carried since it was opened: bytes that the peer's kernel has acknowledged
     /// in `write_seq` (low half) and `snd_una` (high half), bytes received in `copied_seq` and `rcv_nxt`; its TCP state in
-    /// `new`. Flag [`flag::BASE`]: it was opened while the programs ran. `caller` is the one of its last call that was looked at.
+    /// `new`. Flag [`crate::flag::BASE`]: it was opened while the programs ran. `caller` is the one of its last call that was looked at.
     pub const CARRIED: u8 = 7;
 }
 
