@@ -24,7 +24,7 @@ pub(crate) enum Way {
 /// The loaded library. It stays loaded until the program ends.
 #[derive(Clone, Copy)]
 pub(crate) struct Cuda {
-    library: &'static Library,
+    loaded: &'static Library,
 }
 
 /// Calls a function by its name and type; an error is a sentence.
@@ -33,7 +33,7 @@ macro_rules! call {
         let cuda: Cuda = $cuda;
         // SAFETY: the type is the one that cuda.h gives the function of this name.
         let function = unsafe {
-            cuda.library.get::<unsafe extern "C" fn($($kind),*) -> Code>(concat!($name, "\0").as_bytes())
+            cuda.loaded.get::<unsafe extern "C" fn($($kind),*) -> Code>(concat!($name, "\0").as_bytes())
         };
         match function {
             // SAFETY: pointers passed here come from a live reference or buffer of the type and size that cuda.h asks for, handles
@@ -56,7 +56,7 @@ impl Cuda {
         let library = library.unwrap_or(OsStr::new(LIBRARY));
         // SAFETY: the driver's library may run code when it is loaded; whoever names another asks for that one's.
         let loaded = unsafe { Library::new(library) }.map_err(|e| e.to_string())?;
-        let cuda = Self { library: Box::leak(Box::new(loaded)) };
+        let cuda = Self { loaded: Box::leak(Box::new(loaded)) };
         call!(cuda, "cuInit", (0 => c_uint))?;
         Ok(cuda)
     }
@@ -66,7 +66,7 @@ impl Cuda {
         // SAFETY: as in `call!`; not through it, which would come back here.
         let known = unsafe {
             let f = self
-                .library
+                .loaded
                 .get::<unsafe extern "C" fn(Code, *mut *const c_char) -> Code>(b"cuGetErrorName\0");
             f.is_ok_and(|f| f(code, &raw mut name) == 0) && !name.is_null()
         };

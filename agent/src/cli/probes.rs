@@ -32,7 +32,7 @@ const MAX_PROCESSES: usize = 1024;
 #[derive(Clone, Debug)]
 struct Found {
     pid: u32,
-    library: Option<Library>,
+    mapped: Option<Library>,
     /// Why it is not probed.
     why: Option<String>,
 }
@@ -158,7 +158,7 @@ impl Prober {
     pub(super) fn status(&self, pipeline: &Pipeline) -> Value {
         let Some(running) = &self.running else { return json!({"mooncake": self.on, "why": self.refused}) };
         let processes = running.known.values().map(|f| {
-            let library = f.library.as_ref();
+            let library = f.mapped.as_ref();
             json!({
                 "pid": f.pid, "library": library.map(|l| &l.path), "version": library.and_then(|l| l.version.as_ref()),
                 "probed": f.why.is_none(), "why": f.why,
@@ -202,20 +202,20 @@ impl Running {
         // The thread is still at the last ones: they come again.
         let _ = self.wanted.try_send(wanted);
         for found in self.found.try_iter() {
-            let layout = found.library.as_ref().and_then(|l| l.layout.as_ref().ok());
+            let layout = found.mapped.as_ref().and_then(|l| l.layout.as_ref().ok());
             match (&found.why, layout) {
                 (None, Some(layout)) => {
                     tracing::info!(
                         pid = found.pid,
-                        library = found.library.as_ref().map(|l| &l.path),
-                        version = found.library.as_ref().and_then(|l| l.version.as_ref()),
+                        library = found.mapped.as_ref().map(|l| &l.path),
+                        version = found.mapped.as_ref().and_then(|l| l.version.as_ref()),
                         "what this process asks Mooncake to move is seen from now on"
                     );
                     pipeline.watch_batches(found.pid, *layout);
                 }
-                (Some(why), _) if found.library.is_some() => tracing::warn!(
+                (Some(why), _) if found.mapped.is_some() => tracing::warn!(
                     pid = found.pid,
-                    library = found.library.as_ref().map(|l| &l.path),
+                    library = found.mapped.as_ref().map(|l| &l.path),
                     why,
                     "what this process asks Mooncake to move is not seen"
                 ),
@@ -286,9 +286,9 @@ impl Looker {
             }
             let first = !self.told.contains_key(pid);
             let found = self.process(*pid);
-            self.told.insert(*pid, found.library.is_none().then(|| now + AGAIN));
+            self.told.insert(*pid, found.mapped.is_none().then(|| now + AGAIN));
             // That there is none yet is said once.
-            if (first || found.library.is_some()) && self.send.try_send(found).is_err() {
+            if (first || found.mapped.is_some()) && self.send.try_send(found).is_err() {
                 self.told.remove(pid);
             }
         }
@@ -296,7 +296,7 @@ impl Looker {
 
     fn process(&mut self, pid: u32) -> Found {
         let none = "it has not loaded Mooncake's transfer engine (mooncake/engine.so)";
-        let (library, why) = match mooncake::library("/proc", pid) {
+        let (mapped, why) = match mooncake::library("/proc", pid) {
             Err(why) => (None, Some(why)),
             Ok(None) => (None, Some(none.to_owned())),
             Ok(Some(library)) => {
@@ -307,7 +307,7 @@ impl Looker {
                 (Some(library), why)
             }
         };
-        Found { pid, library, why }
+        Found { pid, mapped, why }
     }
 
     /// Once per file; why not.
