@@ -15,6 +15,8 @@ use crate::export::otlp::{Endpoint, ForwardConfig, OtlpConfig, QueueConfig, Secr
 
 mod allowed;
 mod place;
+#[cfg(test)]
+mod reference;
 
 /// Why a configuration cannot be used. Each names the file, the place and a way out.
 #[derive(Debug, thiserror::Error)]
