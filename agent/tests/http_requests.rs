@@ -108,6 +108,44 @@ fn a_batch_keeps_rooms_and_ids_together() {
     let (events, _) = run(&[ask(post("/generate", r#"{"bootstrap_room":7,"rid":["a","b"]}"#))]);
     let work = works(&events).remove(0);
     assert_eq!(work.pairs().collect::<Vec<_>>(), [(7, Some("a")), (8, Some("b"))]);
+    // So it does for prompts that come without ids (`io_struct.py`, `_normalize_bootstrap_params`); tokens are one prompt.
+    for (body, count, all) in [
+        (r#"{"text":["a","b\"]","c"],"bootstrap_room":7}"#, 3, true),
+        (r#"{"bootstrap_room":7,"input_ids":[[1,2],[3]]}"#, 2, true),
+        (r#"{"bootstrap_room":7,"prompt":["a",[1],"c","d"]}"#, 4, true),
+        (r#"{"bootstrap_room":7,"prompt":[1,2,3]}"#, 1, true),
+        (r#"{"bootstrap_room":7,"input_ids":[1,2,3],"text":null}"#, 1, true),
+        (r#"{"bootstrap_room":7,"text":"[1,2]"}"#, 1, true),
+        (r#"{"bootstrap_room":7,"input_embeds":[[[0.5],[1]],[[2]]]}"#, 2, true),
+        (r#"{"bootstrap_room":7,"text":["a","b"],"rid":["r","s"]}"#, 2, true),
+        // Each prompt several times.
+        (r#"{"bootstrap_room":7,"text":"a","sampling_params":{"n":4}}"#, 1, false),
+        (r#"{"bootstrap_room":7,"prompt":"a","n":2}"#, 1, false),
+        (r#"{"bootstrap_room":7,"text":"a","sampling_params":{"n":1}}"#, 1, true),
+        // Not the engine's `n`, nor a room of its own.
+        (r#"{"bootstrap_room":7,"text":"a","custom":{"bootstrap_room":9,"rid":"x"}}"#, 1, true),
+    ] {
+        let (events, _) = run(&[ask(post("/generate", body))]);
+        let Rooms::Named { rooms, complete, .. } = &works(&events)[0].rooms else {
+            panic!("{body}: {events:?}")
+        };
+        let counted: Vec<_> = (0..count).map(|i| Some(7 + i)).collect();
+        assert_eq!((&rooms[..], *complete), (&counted[..], all), "{body}");
+    }
+    // A list of prompts that is cut has more of them than can be said; a long text, or tokens, are one all the same.
+    let long = "x".repeat(9000);
+    let tokens = vec!["77"; 4000].join(",");
+    for (body, all) in [
+        (format!(r#"{{"text":["a","{long}","b"],"bootstrap_room":7}}"#), false),
+        (format!(r#"{{"text":["{long}"],"bootstrap_room":7}}"#), false),
+        (format!(r#"{{"text":"{long}","bootstrap_room":7}}"#), true),
+        (format!(r#"{{"input_ids":[{tokens}],"bootstrap_room":7}}"#), true),
+        (format!(r#"{{"input_ids":[[{tokens}],[1]],"bootstrap_room":7}}"#), false),
+    ] {
+        let (events, _) = run(&long_request(&body));
+        let Rooms::Named { rooms, complete, .. } = &works(&events)[0].rooms else { panic!("{events:?}") };
+        assert_eq!((&rooms[..], *complete), (&[Some(7)][..], all), "{}", &body[..40]);
+    }
     // Of a list cut by a hole, what stands before it.
     let text = "x".repeat(9000);
     for body in [

@@ -18,7 +18,9 @@ const FAKE_HOST: &str = "2.2.2.2";
 /// `constants.py`: `HEALTH_CHECK_RID_PREFIX`.
 const HEALTH_CHECK: &str = "HEALTH_CHECK";
 
-const WORK: &[&str] = &["bootstrap_room", "rid", "bootstrap_host"];
+const WORK: &[&str] = &["bootstrap_room", "rid", "bootstrap_host", "n"];
+/// Prompts, first the ones that count before the others (`io_struct.py`, `_determine_batch_size`; `prompt`: `/v1/completions`).
+const PROMPTS: &[&str] = &["text", "input_ids", "input_embeds", "prompt"];
 const CONTROL: &[&str] = &["rid", "abort_all", "mode", "new_role"];
 const DP_RANK: &[&str] = &["bootstrap_room", "dp_rank"];
 const DP_RANKS: &[&str] = &["bootstrap_rooms"];
@@ -59,11 +61,13 @@ pub(super) struct Body {
 impl Body {
     pub(super) fn new(request: &Request) -> Self {
         let wanted = match (request.route, request.method) {
-            (route, Method::Post | Method::Put) if route.is_work() => Some(WORK),
-            (Route::Control(_), _) => Some(CONTROL),
-            (Route::Route, Method::Put) => Some(RANK),
-            (Route::RegisterDpRank, Method::Post) => Some(DP_RANK),
-            (Route::QueryDpRanks, Method::Post) => Some(DP_RANKS),
+            (route, Method::Post | Method::Put) if route.is_work() => {
+                Some(Wanted::KeysAndShapes(WORK, PROMPTS))
+            }
+            (Route::Control(_), _) => Some(Wanted::Keys(CONTROL)),
+            (Route::Route, Method::Put) => Some(Wanted::Keys(RANK)),
+            (Route::RegisterDpRank, Method::Post) => Some(Wanted::Keys(DP_RANK)),
+            (Route::QueryDpRanks, Method::Post) => Some(Wanted::Keys(DP_RANKS)),
             _ => None,
         };
         let readable = wanted.filter(|_| request.unreadable.is_none());
@@ -72,7 +76,7 @@ impl Body {
             route: request.route,
             query: request.query,
             unreadable: request.unreadable,
-            reading: readable.map(|keys| (Scan::new(), Members::new(Wanted::Keys(keys)))),
+            reading: readable.map(|keys| (Scan::new(), Members::new(keys))),
             empty: true,
         }
     }
@@ -209,12 +213,8 @@ fn rooms(members: &Members, whole: bool, rids: &[Option<Box<str>>], counters: &m
             Some(0) => Rooms::Ignored(Ignored::Zero),
             // One number for a batch counts up (`io_struct.py`, `_normalize_bootstrap_params`).
             Some(first) => {
-                let more = u64::try_from(rids.len().clamp(1, ROOMS_MAX)).unwrap_or(1);
-                let rooms = (0..more).map(|i| first.checked_add(i)).collect();
-                let complete = match members.get("rid") {
-                    Some(Value::List(list)) => list.closed && list.over == 0,
-                    _ => true,
-                };
+                let (count, complete) = batch_of_one_number(members, rids.len());
+                let rooms = (0..count).map(|i| first.checked_add(i)).collect();
                 Rooms::Named { rooms, complete, seen }
             }
         },
@@ -225,6 +225,23 @@ fn rooms(members: &Members, whole: bool, rids: &[Option<Box<str>>], counters: &m
         }
     }
     rooms
+}
+
+/// How many rooms one number stands for, as far as was seen, and whether these are all.
+fn batch_of_one_number(members: &Members, rids: usize) -> (u64, bool) {
+    let limit = u64::try_from(ROOMS_MAX).unwrap_or(u64::MAX);
+    let by_rids = u64::try_from(rids).unwrap_or(limit);
+    let (count, known) = match (members.get("rid"), PROMPTS.iter().find_map(|key| members.get(key))) {
+        (Some(Value::List(list)), _) if list.closed && list.over == 0 => (by_rids, true),
+        (_, Some(Value::Shape(shape))) => {
+            shape.prompts().map_or((by_rids, false), |n| (n.max(by_rids), n >= by_rids))
+        }
+        (Some(Value::List(_)), _) => (by_rids, false),
+        _ => (1, true),
+    };
+    // Each prompt several times: what is made of that is not followed.
+    let once = !members.get("n").and_then(Value::number).is_some_and(|n: u64| n > 1);
+    (count.clamp(1, limit), known && once && count <= limit)
 }
 
 fn batch(list: &List, seen: WhereSeen, counters: &mut Counters) -> Rooms {

@@ -14,6 +14,8 @@ pub(super) enum Value {
     /// Printable ASCII of at most [`RID_MAX`] bytes.
     Text(Box<str>),
     List(List),
+    /// Of a key of which only the shape counts.
+    Shape(Shape),
     /// Anything else.
     Unread,
 }
@@ -26,6 +28,42 @@ pub(super) struct List {
     pub(super) over: u64,
     /// Its end was seen.
     pub(super) closed: bool,
+}
+
+/// How a prompt is written: nothing of what it says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Shape {
+    /// It is a list.
+    list: bool,
+    /// Texts and lists in it.
+    prompts: u64,
+    /// It has numbers: it is one prompt, as tokens.
+    tokens: bool,
+    /// Its end was seen.
+    closed: bool,
+}
+
+impl Shape {
+    /// How many prompts it holds, `None` where that was not seen. One that is no list, or a list of tokens, is one; so is one of
+    /// which only a beginning that may be a text's was seen.
+    pub(super) const fn prompts(self) -> Option<u64> {
+        match self {
+            Self { list: false, .. } | Self { tokens: true, .. } => Some(1),
+            Self { closed: true, prompts, .. } => Some(prompts),
+            Self { .. } => None,
+        }
+    }
+
+    /// Takes a piece of it; whether more may come.
+    const fn take(&mut self, item: Item<'_>) -> bool {
+        match item {
+            Item::Open => self.list = true,
+            Item::Close => self.closed = true,
+            Item::Atom(_) => self.tokens = true,
+            Item::Text(_) | Item::Unread | Item::Nested => self.prompts = self.prompts.saturating_add(1),
+        }
+        self.list && !self.closed
+    }
 }
 
 impl Value {
@@ -88,6 +126,8 @@ impl Value {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Wanted {
     Keys(&'static [&'static str]),
+    /// Those of the first list, and of the second only the shape; `n` also within an object.
+    KeysAndShapes(&'static [&'static str], &'static [&'static str]),
     /// Those that are decimal numbers.
     Numbers,
 }
@@ -122,8 +162,7 @@ impl Members {
 
     /// The value of a key, and whether it stood behind a hole.
     pub(super) fn get_placed(&self, key: &str) -> Option<(&Value, bool)> {
-        let Wanted::Keys(keys) = self.wanted else { return None };
-        let index = u64::try_from(keys.iter().position(|k| *k == key)?).ok()?;
+        let index = self.number_of(key.as_bytes()).filter(|_| !matches!(self.wanted, Wanted::Numbers))?;
         let member = self.found.iter().find(|m| m.key == index)?;
         Some((&member.value, member.behind_hole))
     }
@@ -145,8 +184,18 @@ impl Members {
     fn number_of(&self, name: &[u8]) -> Option<u64> {
         match self.wanted {
             Wanted::Keys(keys) => keys.iter().position(|k| k.as_bytes() == name)?.try_into().ok(),
+            Wanted::KeysAndShapes(keys, shapes) => {
+                keys.iter().chain(shapes).position(|k| k.as_bytes() == name)?.try_into().ok()
+            }
             Wanted::Numbers if name.iter().all(u8::is_ascii_digit) => str::from_utf8(name).ok()?.parse().ok(),
             Wanted::Numbers => None,
+        }
+    }
+
+    fn is_shape(&self, key: u64) -> bool {
+        match self.wanted {
+            Wanted::KeysAndShapes(keys, _) => usize::try_from(key).is_ok_and(|key| key >= keys.len()),
+            Wanted::Keys(_) | Wanted::Numbers => false,
         }
     }
 
@@ -170,16 +219,20 @@ impl Members {
 }
 
 impl Reader for Members {
-    const KEYS_TO: u32 = 1;
+    const KEYS_TO: u32 = 2;
 
-    fn key(&mut self, _: u32, name: Option<&[u8]>) -> bool {
+    fn key(&mut self, depth: u32, name: Option<&[u8]>) -> bool {
+        let inner = depth > 1;
+        if inner && !(name == Some(b"n") && matches!(self.wanted, Wanted::KeysAndShapes(..))) {
+            return false;
+        }
         self.under_way = false;
         let Some(name) = name else {
             self.odd_key = true;
             return false;
         };
         let Some(key) = self.number_of(name) else { return false };
-        if matches!(self.wanted, Wanted::Keys(_)) {
+        if !matches!(self.wanted, Wanted::Numbers) {
             self.found.retain(|m| m.key != key);
         }
         if self.found.len() >= ROOMS_MAX {
@@ -187,12 +240,19 @@ impl Reader for Members {
             return false;
         }
         self.held += size_of::<Member>() + RID_MAX;
-        self.found.push(Member { key, value: Value::Unread, behind_hole: self.behind_hole });
+        let value = if self.is_shape(key) { Value::Shape(Shape::default()) } else { Value::Unread };
+        self.found.push(Member { key, value, behind_hole: self.behind_hole });
         self.under_way = true;
         true
     }
 
     fn value(&mut self, item: Item<'_>) {
+        if let Some(Member { value: Value::Shape(shape), .. }) =
+            self.found.last_mut().filter(|_| self.under_way)
+        {
+            self.under_way = shape.take(item);
+            return;
+        }
         match item {
             Item::Text(text) => self.add(Value::of_text(text), true),
             Item::Atom(atom) => self.add(Value::of_atom(atom), true),

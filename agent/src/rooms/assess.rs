@@ -251,7 +251,9 @@ impl RoomTable {
             let Some(facts) = self.facts(room, role, view, now) else { continue };
             if let Some(j) = judge(&facts) {
                 let rank = |j: &Judgement| (j.class.pins(), j.confidence);
-                if best.as_ref().is_none_or(|b| rank(&j) > rank(b)) {
+                // Prefill, seen here, queues or computes: that decode waits for it says nothing more.
+                let told = |b: &Judgement| b.class == Class::Queued && j.class == Class::AwaitingPrefill;
+                if best.as_ref().is_none_or(|b| rank(&j) > rank(b) && !told(b)) {
                     best = Some(j);
                 }
             } else {
@@ -427,11 +429,17 @@ impl RoomTable {
 /// A pin keeps its cause when prefill's process goes: what decode's view alone says then is less, not something else.
 fn keep_cause(room: &Room, new: Judgement) -> Judgement {
     match room.judgement.as_deref() {
-        Some(old) if room.prefill_gone && old.class.pins() && new.class == Class::AwaitingPrefill => {
+        Some(old) if room.prefill_gone && old.class.pins() && says_less(old, &new) => {
             Judgement { role: new.role, ends: new.ends, ..old.clone() }
         }
         _ => new,
     }
+}
+
+/// Whether what is said once prefill's process is gone is only that.
+fn says_less(old: &Judgement, new: &Judgement) -> bool {
+    let own = new.class == Class::PeerLost && new.role == Role::Prefill && old.since < new.since;
+    new.class == Class::AwaitingPrefill || own
 }
 
 /// Whether a message was lost although its receiver may live: the network gave up on it, not the peer's kernel.

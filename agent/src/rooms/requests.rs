@@ -57,6 +57,8 @@ struct Open {
     rooms: SmallVec<[(u32, u32); 1]>,
     /// Those of its rooms that have closed, as they are kept: decode still writes when the KV cache has long been handed over.
     closed: SmallVec<[u64; 1]>,
+    /// It has no rooms but those.
+    all: bool,
 }
 
 /// A request that has been asked for, before its rooms are looked at.
@@ -69,6 +71,8 @@ struct Asked<'a> {
     server: SocketAddr,
     here: bool,
     engine: EngineId,
+    /// It names this many rooms, and whether these are all.
+    rooms: (usize, bool),
 }
 
 impl RoomTable {
@@ -147,7 +151,7 @@ impl RoomTable {
         }
         let a = &connection.addresses;
         let (client, server) = if here { (a.peer, a.local) } else { (a.local, a.peer) };
-        let asked = Asked { at, connection, key, client, server, here, engine };
+        let asked = Asked { at, connection, key, client, server, here, engine, rooms: (wanted, complete) };
         let mut rooms: SmallVec<[(u32, u32); 1]> = SmallVec::new();
         for (room, rid) in work.pairs() {
             rooms.extend(self.join(&asked, room, rid, out));
@@ -158,7 +162,7 @@ impl RoomTable {
         }
         self.http.places += rooms.len();
         let slots: SmallVec<[u32; 1]> = rooms.iter().map(|(slot, _)| *slot).collect();
-        self.http.open.insert(key, Open { begun: at, engine, rooms, closed: SmallVec::new() });
+        self.http.open.insert(key, Open { begun: at, engine, rooms, closed: SmallVec::new(), all: complete });
         for slot in slots {
             self.place_requests(slot, at);
             self.settle(slot, at, out);
@@ -200,6 +204,8 @@ impl RoomTable {
             by_decode,
             netns: a.connection.netns,
             open: 1,
+            alone: a.rooms == (1, true),
+            all: a.rooms.1,
             engine: a.engine,
         };
         // The server's end tells what the client's has told: it is followed from there.
@@ -367,6 +373,7 @@ impl RoomTable {
             engine,
             rooms: SmallVec::new(),
             closed: SmallVec::new(),
+            all: leg.all,
         });
         open.rooms.push((slot, generation));
         self.http.places += 1;

@@ -440,6 +440,11 @@ impl Room {
             // Prefill answers when its side of the room has ended, and aborts it when its client hangs up.
             return p(Phase::Done, at, ended_as(outcome), Some(outcome));
         }
+        let answers = |l: &&Leg| l.here && l.alone && l.is_open();
+        if let Some(at) = self.leg(Role::Prefill).filter(answers).and_then(|l| l.seen.first_byte) {
+            // It answers, so it has done with the room: see `RoomRequest::holds`.
+            return p(Phase::Done, at, KvPoll::Success, Some(Outcome::Success));
+        }
         let state = if complete { KvPoll::WaitingForInput } else { KvPoll::Bootstrapping };
         if self.prefill_gone {
             return p(Phase::Done, last_asked, state, Some(Outcome::Unknown));

@@ -171,6 +171,14 @@ pub(crate) fn judge(f: &Facts) -> Option<Judgement> {
     if f.request.held && f.request.siblings && !f.told.is_empty() {
         return None; // Its request waits for another room.
     }
+    if let Some(lost) = rank_gone(f) {
+        let since = lost.at.plus(f.limits.floor);
+        let j = Draft::new(Class::PeerLost, Confidence::Possible, Who::Prefill, Some(Kind::Status));
+        return (f.now >= since).then(|| j.act_on(Who::Prefill).since(since).done(f));
+    }
+    if f.role == Role::Decode && f.phase == Phase::Abort && f.has_prefill {
+        return None; // Of that only that the ABORT does not arrive is decode's to say.
+    }
     if !f.overdue() && !still_waits(f) {
         return judge_requests::paused(f);
     }
@@ -303,6 +311,12 @@ fn lost_peer(f: &Facts) -> Option<Judgement> {
     // Not before it went, or the next look would find it gone after the pin.
     let since = lost.at.max(f.since.plus(f.threshold));
     Some(draft.act_on(survivor).ends(ends).since(since).done(f))
+}
+
+/// The rank of prefill that had the room has ended, and its server, which lives, still has the request.
+fn rank_gone(f: &Facts) -> Option<LostFact> {
+    let held = f.role == Role::Prefill && f.request.held && f.told.is_empty();
+    f.prefill_lost.filter(|l| held && l.exit.is_some())
 }
 
 fn by_phase(f: &Facts) -> Judgement {

@@ -41,7 +41,8 @@ pub(super) fn not_told(f: &Facts) -> Option<Judgement> {
     if f.role != Role::Decode || f.completeness != Completeness::Full || f.abort.is_some() {
         return None;
     }
-    let (at, _) = f.request.leg(Role::Prefill).and_then(failed)?;
+    // A server that ended has hung up on all of its requests: decode notices by itself (`lost_peer`).
+    let (at, _) = f.request.leg(Role::Prefill).and_then(failed).filter(|_| f.prefill_lost.is_none())?;
     // METADATA that is younger has a request of its own on the way.
     let from = f.metadata_at.map_or(at, |m| m.max(at));
     if f.now.since(from) < f.limits.floor || !f.told.is_empty() {

@@ -73,6 +73,15 @@ fn a_rank_that_never_registers_is_named() {
     assert_eq!((found.len(), found[0].class), (1, Class::RankNotRegistered));
     assert!(found[0].evidence[0].contains("3 of 4 ranks"), "{:?}", found[0].evidence);
     assert!(found[0].evidence[0].contains("missing: DP0 CP0 TP2 PP0"), "{:?}", found[0].evidence);
+    assert_eq!(found[0].confidence, Confidence::Possible);
+    w.to(92_000);
+    let found = w.table.findings();
+    assert_eq!(
+        found[0].confidence,
+        Confidence::Likely,
+        "weights are not loaded for so long after the others"
+    );
+    assert!(found[0].evidence[0].contains("the last 6"), "{:?}", found[0].evidence);
     register(&mut w, 2, 4);
     assert_eq!(w.table.findings(), []);
 }

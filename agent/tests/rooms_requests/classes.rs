@@ -1,6 +1,6 @@
 //! Classes that only the request tells, and those that it raises.
 
-use roomtrace::http::event::{Outcome as Answer, RankRegistration, Side};
+use roomtrace::http::event::{Outcome as Answer, RankRegistration, Rooms, Side};
 use roomtrace::rooms::model::{BootstrapStep, Outcome, Role};
 use roomtrace::sglang::message::{Kind, KvPoll};
 use roomtrace::verdict::model::{Class, Confidence};
@@ -183,6 +183,60 @@ fn prefill_that_has_told_all_and_does_not_answer_holds_it() {
     w.finished(key);
     w.wait(3000);
     assert_eq!(w.outcomes(ROOM), [Outcome::Success]);
+}
+
+/// The end of a long answer may pass unseen: once its body has begun nothing says that the room is held.
+#[test]
+fn prefill_that_answers_does_not_hold_it() {
+    for (layout, told) in [(MOONCAKE, true), (NIXL_OLD, false)] {
+        let mut w = Web::with(Sees::Both, layout);
+        let key = w.request(Role::Prefill, ROOM);
+        let decodes = w.request(Role::Decode, ROOM);
+        w.metadata(ROOM, &decode(0), &prefill(0));
+        w.wait(20);
+        if told {
+            w.status(ROOM, &prefill(0), &decode(0), KvPoll::Success);
+        }
+        w.first_byte(key);
+        w.wait(400);
+        w.finished(decodes);
+        w.wait(120_000);
+        assert!(w.pin(ROOM).is_none(), "{:?}", w.pin(ROOM));
+        assert_eq!(w.outcomes(ROOM), [Outcome::Success]);
+    }
+    // An error that stands in the answer is one: head, body and end come within a moment.
+    let mut w = Web::new(Sees::Prefill);
+    let key = w.request(Role::Prefill, ROOM);
+    w.metadata(ROOM, &decode(0), &prefill(0));
+    w.wait(20);
+    w.first_byte(key);
+    w.wait(5);
+    w.answered(key, 200, Answer::Aborted);
+    w.wait(3000);
+    assert_eq!(w.outcomes(ROOM), [Outcome::Failed]);
+}
+
+/// A batch of which not every room was seen may wait for one of those.
+#[test]
+fn a_batch_that_was_not_seen_whole_holds_nothing() {
+    for whole in [true, false] {
+        let mut w = Web::new(Sees::Prefill);
+        let mut asked = work(&[ROOM, ROOM + 1], "r");
+        if let Rooms::Named { complete, .. } = &mut asked.rooms {
+            *complete = whole;
+        }
+        let connection = w.connection(server(Role::Prefill), true, Some(task(pid(Role::Prefill))));
+        w.ask_on(connection, true, &asked);
+        for room in [ROOM, ROOM + 1] {
+            w.metadata(room, &decode(0), &prefill(0));
+            w.wait(20);
+            w.status(room, &prefill(0), &decode(0), KvPoll::Success);
+            let end = w.sent_to(&prefill(0), &decode(0));
+            w.acknowledge(&prefill(0), &decode(0), end);
+        }
+        w.wait(90_000);
+        assert_eq!(w.pin(ROOM).is_some(), whole, "{:?}", w.pin(ROOM));
+    }
 }
 
 /// A rank of prefill's group of `tp` times `cp` registers at its bootstrap server on this host.

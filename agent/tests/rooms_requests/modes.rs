@@ -229,6 +229,22 @@ fn decode_that_counts_a_transfer_whose_status_has_come_holds_it() {
     assert_eq!(found(&w, Class::ConcludedButHeld), None);
 }
 
+/// A room that waits at another decode engine explains nothing at this one.
+#[test]
+fn a_room_of_another_decode_engine_hides_nothing() {
+    let mut w = Web::new(Sees::Decode);
+    w.process(95, 95, Some(Role::Decode));
+    w.process(decode(1).pid, 95, None);
+    w.register(&decode(1), &prefill(0));
+    transfers(&mut w, 0, 0);
+    w.request(Role::Decode, ROOM);
+    w.metadata(ROOM, &decode(0), &prefill(0));
+    w.status(ROOM, &prefill(0), &decode(0), KvPoll::Success);
+    w.metadata(ROOM + 1, &decode(1), &prefill(0));
+    transfers(&mut w, 60, 1);
+    assert!(found(&w, Class::ConcludedButHeld).is_some());
+}
+
 #[test]
 fn decode_that_waits_for_an_open_room_or_has_what_is_older_holds_nothing() {
     let mut w = Web::new(Sees::Decode);

@@ -22,6 +22,47 @@ fn verdict(w: &Web, room: u64) -> Option<(Class, Confidence)> {
     w.last(room).verdict.map(|v| (v.class, v.confidence))
 }
 
+/// That decode waits for what prefill computes is no pin, where both are seen.
+#[test]
+fn what_prefill_computes_pins_nothing_at_decode_either() {
+    let mut w = Web::new(Sees::Both);
+    w.gauges(Role::Prefill, 0, 0, 0);
+    w.wait(15_000);
+    w.request(Role::Prefill, ROOM);
+    w.request(Role::Decode, ROOM);
+    transfers(&mut w, ROOM);
+    // Asked as rarely as engines are after their first minute.
+    for n in 1..7 {
+        w.gauges(Role::Prefill, 0, 0, n);
+        w.wait(15_000);
+    }
+    assert!(w.pin(ROOM).is_none(), "{:?}", w.pin(ROOM));
+    assert_eq!(w.events(ROOM).len(), 0, "{:?}", w.names(ROOM));
+    assert_eq!(verdict(&w, ROOM).map(|v| v.0), Some(Class::Queued));
+}
+
+/// A room that has failed while its server holds the request is one that the engine may count.
+#[test]
+fn a_count_that_a_held_room_explains_is_not_told_again() {
+    let mut w = Web::new(Sees::Prefill);
+    w.serve(1, 20);
+    w.gauges(Role::Prefill, 0, 0, 0);
+    w.request(Role::Prefill, ROOM);
+    transfers(&mut w, ROOM);
+    w.wait(20);
+    w.status(ROOM, &prefill(0), &decode(0), KvPoll::Failed);
+    for _ in 0..10 {
+        w.gauges(Role::Prefill, 1, 0, 0);
+        w.wait(15_000);
+    }
+    assert_eq!(w.class(ROOM), Some(Class::ConcludedButHeld));
+    assert!(
+        w.table.findings().iter().all(|f| f.class != Class::GaugeUnexplained),
+        "{:?}",
+        w.table.findings()
+    );
+}
+
 /// A request for several rooms is answered when the last of them is over.
 #[test]
 fn rooms_of_one_request_wait_for_each_other() {

@@ -1,6 +1,7 @@
 //! Engines of this host that do nothing any more: what they have not read is not missing, and long steps look like hangs.
 
 use roomtrace::event::{Comm, Direction, Sequence, Stand, Task, TaskChange, TaskEvent, TcpState};
+use roomtrace::http::event::Side;
 use roomtrace::rooms::model::{EngineGauges, Input, Role};
 use roomtrace::sglang::message::{Endpoint, Message, Metadata};
 use roomtrace::verdict::model::{Class, Confidence};
@@ -169,4 +170,80 @@ fn a_thread_that_ended_while_the_engine_computes_is_not_certainly_the_one_that_r
         w.wait(1000);
     }
     assert_eq!(verdict(&w), (Class::ReceiverSilent, Confidence::Certain, Some(Role::Prefill)));
+}
+
+/// A process of this host ends.
+fn dies(w: &mut Web, pid: u32) {
+    let name = Comm::from("sglang::schedul".to_owned());
+    let task = Task { tgid: pid, tid: pid, comm: name, cgroup: 0 };
+    let what = TaskChange::Exited { code: 9, process: true };
+    let at = w.mono();
+    w.input(&Input::Task(TaskEvent { at, task, name, what }));
+}
+
+/// A prefill that ends has given up all of its requests, and decode's heartbeat notices: nobody need be told.
+#[test]
+fn a_prefill_that_ends_is_lost_and_has_failed_nothing_in_silence() {
+    for server_first in [false, true] {
+        let mut w = working();
+        let key = w.request(Role::Prefill, ROOM);
+        w.request(Role::Decode, ROOM);
+        w.metadata(ROOM, &decode(0), &prefill(0));
+        w.wait(5000);
+        let ranks = [prefill(0).pid, pid(Role::Prefill)];
+        dies(&mut w, ranks[usize::from(server_first)]);
+        w.wait(3000);
+        w.hung_up(key, Side::Server);
+        dies(&mut w, ranks[usize::from(!server_first)]);
+        for _ in 0..25 {
+            w.wait(1000);
+            let v = w.last(ROOM).verdict;
+            assert!(v.as_ref().is_none_or(|v| v.class == Class::PeerLost), "{v:?}");
+        }
+        let v = w.verdict(ROOM);
+        assert_eq!((v.class, v.confidence), (Class::PeerLost, Confidence::Possible));
+    }
+}
+
+/// What was pinned before keeps its cause: ending the engine is no other pin.
+#[test]
+fn a_pin_keeps_its_cause_when_the_engine_is_ended() {
+    let mut w = working();
+    let key = w.request(Role::Prefill, ROOM);
+    w.request(Role::Decode, ROOM);
+    w.metadata(ROOM, &decode(0), &prefill(0));
+    for _ in 0..8 {
+        w.wait(10_000);
+        w.gauges(Role::Prefill, 1, 0, 0);
+    }
+    let before = w.verdict(ROOM);
+    assert_eq!((before.class, before.confidence), (Class::TransferNotConcluded, Confidence::Likely));
+    dies(&mut w, prefill(0).pid);
+    w.hung_up(key, Side::Server);
+    dies(&mut w, pid(Role::Prefill));
+    for _ in 0..25 {
+        w.wait(1000);
+        assert_eq!(w.class(ROOM), Some(Class::TransferNotConcluded));
+    }
+}
+
+/// A rank that is gone, whose server goes on holding the request.
+#[test]
+fn a_rank_that_ends_alone_is_what_is_lost() {
+    for sees in [Sees::Prefill, Sees::Both] {
+        let mut w = Web::new(sees);
+        w.request(Role::Prefill, ROOM);
+        w.request(Role::Decode, ROOM);
+        w.metadata(ROOM, &decode(0), &prefill(0));
+        w.wait(3000);
+        dies(&mut w, prefill(0).pid);
+        for s in 0..90 {
+            w.wait(1000);
+            let v = w.last(ROOM).verdict;
+            assert!(v.as_ref().is_none_or(|v| v.class == Class::PeerLost), "{s} {v:?}");
+        }
+        let v = w.verdict(ROOM);
+        assert_eq!((v.class, v.confidence), (Class::PeerLost, Confidence::Possible), "{sees:?}");
+        assert_eq!(v.owed_by.and_then(|p| p.role), Some(Role::Prefill), "{sees:?}");
+    }
 }

@@ -322,8 +322,12 @@ impl World {
     }
 
     pub fn abort(&mut self, room: u64, d: &Rank, p: &Rank, generation: Option<u64>) {
+        self.give_up(room, d, p, generation, true);
+    }
+
+    pub fn give_up(&mut self, room: u64, d: &Rank, p: &Rank, generation: Option<u64>, arrives: bool) {
         let m = RoomFrom { room, ip: Some(d.endpoint.ip()), port: d.endpoint.port(), generation };
-        self.send(d, p, Backend::Shared, (r(5, 13), r(5, 23)), Message::Abort(m));
+        self.leave(d, p, Backend::Shared, (r(5, 13), r(5, 23)), Message::Abort(m), arrives);
     }
 
     pub fn bootstrap(&mut self, room: u64, d: &Rank, p: &Rank) {

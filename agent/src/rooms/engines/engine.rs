@@ -85,6 +85,13 @@ pub(super) struct Numbers {
     fresh: Option<Mono>,
 }
 
+impl Numbers {
+    /// Whether progress moves: it did when it was last asked for, however long ago that is, or just before.
+    fn moves(&self, now: Mono) -> bool {
+        self.moved.is_some_and(|at| at == self.at || now.since(at) < STILL)
+    }
+}
+
 /// One engine.
 #[derive(Debug, Default)]
 pub(crate) struct Engine {
@@ -269,16 +276,16 @@ impl Engine {
         if n.idle_since.is_some_and(still) {
             return Some(true);
         }
-        n.moved.is_some_and(|at| now.since(at) < STILL).then_some(false)
+        n.moves(now).then_some(false)
     }
 
     /// Whether it may be computing, as its numbers are: they move, or they have moved since `from`, not long ago, and are not of
     /// this moment, as in the middle of a forward pass.
     pub(crate) fn may_compute(&self, now: Mono, from: Mono) -> bool {
-        let Some(n) = self.numbers.filter(|n| now.since(n.at) <= STALE) else { return false };
-        let lately = |within: u64| n.moved.is_some_and(|at| now.since(at) < within);
+        // What would show that it does not must be of now; that it may, need not.
+        let Some(n) = self.numbers.filter(|n| now.since(n.at) <= LONG_PASS + STALE) else { return false };
         let midst = n.fresh != Some(n.at) && n.moved.is_some_and(|at| at >= from);
-        lately(STILL) || (midst && lately(LONG_PASS))
+        n.moves(now) || (midst && n.moved.is_some_and(|at| now.since(at) < LONG_PASS))
     }
 
     /// When its scheduler last wrote its numbers, where its server still answers with those.

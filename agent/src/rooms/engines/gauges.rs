@@ -236,7 +236,8 @@ impl RoomTable {
         let closed = closed.take_while(|(_, over)| over.is_some_and(|over| over >= from));
         let open = self.rooms.iter().map(|r| {
             let view = r.progress(Role::Prefill);
-            (r, view.terminal.map(|_| view.since))
+            // What its server still holds its scheduler may count as well.
+            (r, view.terminal.filter(|_| !r.held_by_request(Role::Prefill)).map(|_| view.since))
         });
         let (mut ended, mut settled) = (0, true);
         for (room, over) in closed.chain(open).filter(|(r, _)| r.has_prefill) {

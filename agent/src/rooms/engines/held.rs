@@ -1,11 +1,12 @@
 //! Requests that decode counts in its transfer queue although every STATUS of its rooms has come (M15, M19).
 //!
-//! Conservative, as `gauges`: every room of this host that is open at decode explains one, whichever engine it is of, and a
-//! count that has fallen within its time says nothing. So a busy engine says nothing here.
+//! Conservative, as `gauges`: every room of this host that is open at decode, and not known to be of another engine, explains
+//! one, and a count that has fallen within its time says nothing. So a busy engine says nothing here.
 
 use crate::event::{Mono, SECOND};
 use crate::rooms::engines::gauges::{STEADY, look_again, url};
 use crate::rooms::model::{EngineGauges, Role};
+use crate::rooms::room::Room;
 use crate::rooms::table::RoomTable;
 use crate::verdict::model::{Action, Class, Confidence, Finding};
 
@@ -16,8 +17,14 @@ impl RoomTable {
     /// Requests in decode's transfer queue that no room known here explains.
     pub(super) fn held_at_decode(&self, gauges: &EngineGauges) -> u64 {
         let Some(counted) = gauges.inflight.filter(|n| *n > 0 && !gauges.stale) else { return 0 };
-        let open =
-            |r: &&crate::rooms::room::Room| r.has_decode && r.progress(Role::Decode).terminal.is_none();
+        let others = |id| {
+            let server = self.peers.get(id).and_then(|e| self.server_of(e.task?.tgid));
+            server.is_some_and(|server| server != gauges.server)
+        };
+        let open = |r: &&Room| {
+            let mut ranks = r.links.iter().map(|l| l.decode).chain([r.home.1]);
+            r.has_decode && r.progress(Role::Decode).terminal.is_none() && !ranks.any(others)
+        };
         counted.saturating_sub(self.rooms.iter().filter(open).count() as u64)
     }
 

@@ -354,7 +354,8 @@ impl RoomTable {
         let (mut raised, mut lowered) = (Vec::new(), Vec::new());
         for (address, b) in &mut self.http.bootstraps.servers {
             // An agent that came in the middle of it has missed those before.
-            if b.whole && b.missing() > 0 && now.since(b.last) >= floor && !b.told_missing {
+            if b.whole && b.missing() > 0 && now.since(b.last) >= floor {
+                // Again with each look: it is told again where it has become surer.
                 b.told_missing = true;
                 raised.push(not_registered(*address, b, now));
             }
@@ -362,7 +363,7 @@ impl RoomTable {
             let none = waiting.is_none() && b.unanswered == 0;
             if none && std::mem::replace(&mut b.told_unanswered, !none) {
                 lowered.push(group(Class::QueryUnanswered, *address));
-            } else if !none && !b.told_unanswered {
+            } else if !none {
                 b.told_unanswered = true;
                 raised.push(unanswered(*address, b, waiting, now));
             }

@@ -97,9 +97,11 @@ impl RoomTable {
         living.filter(|r| r.room != room.room)
     }
 
-    /// Whether one of them is not over at prefill.
+    /// Whether one of them is not over at prefill, or may not be because not all were seen.
     fn siblings_open(&self, room: &Room) -> bool {
-        self.siblings(room).any(|r| r.progress(Role::Prefill).terminal.is_none())
+        let key = room.leg(Role::Prefill).map(|l| l.key);
+        let all = key.and_then(|key| self.http.open.get(&key)).is_none_or(|open| open.all);
+        !all || self.siblings(room).any(|r| r.progress(Role::Prefill).terminal.is_none())
     }
 
     /// When the last of them was.
@@ -206,8 +208,8 @@ impl RoomTable {
         if room.links.iter().any(|l| l.told.is_some() || l.heard.is_some()) {
             return None;
         }
-        let begun =
-            r.decode.filter(Leg::is_open).and_then(|l| l.seen.first_byte).map(|at| at.plus(HEAD_ONLY));
+        let begun = |leg: Option<Leg>| leg.filter(Leg::is_open).and_then(|l| l.seen.first_byte);
+        let begun = begun(r.decode).max(begun(r.prefill)).map(|at| at.plus(HEAD_ONLY));
         let failed = || {
             let legs = r.legs().filter(|l| l.here).filter_map(|l| Some((l.over()?, l.seen.ended?.1)));
             legs.filter(|((_, outcome), _)| *outcome != Outcome::Success).map(|((at, _), how)| (at, how))

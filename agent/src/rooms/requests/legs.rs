@@ -32,8 +32,18 @@ pub(crate) struct Leg {
     pub(crate) netns: u32,
     /// Requests that are open.
     pub(crate) open: u16,
+    /// The request is for this room alone.
+    #[serde(default)]
+    pub(crate) alone: bool,
+    /// Every room of the request was named.
+    #[serde(default = "yes")]
+    pub(crate) all: bool,
     #[serde(skip, default = "nobody")]
     pub(crate) engine: EngineId,
+}
+
+const fn yes() -> bool {
+    true
 }
 
 const fn nobody() -> EngineId {
@@ -170,9 +180,12 @@ impl RoomRequest {
         self.legs().filter(|l| l.is_open()).map(|l| l.key).collect()
     }
 
-    /// Whether the leg at `role` is open, at an engine of this host.
+    /// Whether the leg at `role` is open, at an engine of this host. Prefill says nothing before it has done with a room (SGLang's
+    /// `disaggregation/prefill.py`, `process_disagg_prefill_inflight_queue`), and the end of a long answer may pass unseen: once
+    /// its body has begun nothing shows that it holds the room still.
     pub(crate) fn holds(&self, role: Role) -> bool {
-        self.leg(role).is_some_and(|l| l.here && l.is_open())
+        let answers = |l: &Leg| role == Role::Prefill && l.seen.first_byte.is_some();
+        self.leg(role).is_some_and(|l| l.here && l.is_open() && !answers(l))
     }
 
     /// As it is shown.
