@@ -64,20 +64,44 @@ fn cause(number: u64, confidence: Confidence) -> Finding {
 
 /// Elements and attributes that the pages are made of.
 const ELEMENTS: &[&str] = &[
-    "!DOCTYPE", "a", "article", "body", "circle", "code", "dd", "defs", "details", "div", "dl", "dt", "footer", "g", "h1", "h2", "h3",
-    "head", "header", "html", "li", "line", "main", "meta", "p", "pattern", "rect", "section", "span", "style", "summary", "svg", "text",
-    "title", "tspan", "ul",
+    "!DOCTYPE", "a", "article", "body", "circle", "code", "dd", "defs", "details", "div", "dl", "dt",
+    "footer", "g", "h1", "h2", "h3", "head", "header", "html", "li", "line", "main", "meta", "p", "pattern",
+    "rect", "section", "span", "style", "summary", "svg", "text", "title", "tspan", "ul",
 ];
 const ATTRIBUTES: &[&str] = &[
-    "aria-label", "charset", "class", "content", "cx", "cy", "height", "href", "http-equiv", "id", "lang", "name", "patternTransform",
-    "patternUnits", "r", "role", "text-anchor", "transform", "width", "x", "x1", "x2", "y", "y1", "y2",
+    "aria-label",
+    "charset",
+    "class",
+    "content",
+    "cx",
+    "cy",
+    "height",
+    "href",
+    "http-equiv",
+    "id",
+    "lang",
+    "name",
+    "patternTransform",
+    "patternUnits",
+    "r",
+    "role",
+    "text-anchor",
+    "transform",
+    "width",
+    "x",
+    "x1",
+    "x2",
+    "y",
+    "y1",
+    "y2",
 ];
 
 /// Reads a page as strictly as it is written, and fails at an element, attribute or link that no page has, and at a character that
 /// hides.
 fn strict(page: &str) {
     let hides = |c: char| {
-        c.is_control() && c != '\n' || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+        c.is_control() && c != '\n'
+            || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
     };
     assert!(!page.contains(hides), "{:?}", page.find(hides).map(|i| &page[i.saturating_sub(40)..]));
     let mut open: Vec<&str> = Vec::new();
@@ -150,7 +174,8 @@ fn everything(number: u64) -> RoomSnapshot {
     let at = |s: u64| Mono(s * SECOND);
     let mut r = pinned(number);
     r.decode = Some(view(Role::Decode));
-    let leg = LegView { begun: at(1), first_byte: Some(at(2)), ended: None, status: None, out_of_sight: false };
+    let leg =
+        LegView { begun: at(1), first_byte: Some(at(2)), ended: None, status: None, out_of_sight: false };
     r.request = Some(RequestView {
         rid: Some("rid-7".into()),
         prefill: Some(leg),
@@ -158,7 +183,13 @@ fn everything(number: u64) -> RoomSnapshot {
         unplaced: None,
         unplaced_too: None,
     });
-    let stage = roomtrace::spans::Stage { name: "prefill_forward".into(), begin: at(2), end: at(4), spans: 1, held: false };
+    let stage = roomtrace::spans::Stage {
+        name: "prefill_forward".into(),
+        begin: at(2),
+        end: at(4),
+        spans: 1,
+        held: false,
+    };
     r.scheduled = vec![roomtrace::spans::EngineRequest {
         role: Some(Role::Prefill),
         rid: "rid-7".into(),
@@ -169,8 +200,17 @@ fn everything(number: u64) -> RoomSnapshot {
         failed: false,
         stages: vec![stage],
     }];
-    let stretch = |link| Stretch { link, source: Source::Counters, from: at(1), to: at(9), out: 1 << 30, into: 0 };
-    let window = |link| Window { link, source: Source::Counters, from: at(1), to: at(9), out: 1 << 30, into: 0, coverage: 950 };
+    let stretch =
+        |link| Stretch { link, source: Source::Counters, from: at(1), to: at(9), out: 1 << 30, into: 0 };
+    let window = |link| Window {
+        link,
+        source: Source::Counters,
+        from: at(1),
+        to: at(9),
+        out: 1 << 30,
+        into: 0,
+        coverage: 950,
+    };
     let gpu = GpuWindow {
         gpu: "GPU-a".into(),
         role: Role::Prefill,
@@ -187,7 +227,13 @@ fn everything(number: u64) -> RoomSnapshot {
         }],
         series: vec![stretch(Link::Pcie)],
     };
-    let unread = GpuWindow { gpu: "GPU-b".into(), links: std::iter::empty().collect(), troubles: Vec::new(), series: Vec::new(), ..gpu.clone() };
+    let unread = GpuWindow {
+        gpu: "GPU-b".into(),
+        links: std::iter::empty().collect(),
+        troubles: Vec::new(),
+        series: Vec::new(),
+        ..gpu.clone()
+    };
     r.gpus = vec![gpu, unread];
     r.network = vec![NetworkWindow {
         name: "mlx5_0/1".into(),
@@ -201,7 +247,8 @@ fn everything(number: u64) -> RoomSnapshot {
         faults: Vec::new(),
         series: Vec::new(),
     }];
-    r.batches = vec![RoomBatches { pid: 4711, bytes: 4096, whole: true, batches: 2, ..RoomBatches::default() }];
+    r.batches =
+        vec![RoomBatches { pid: 4711, bytes: 4096, whole: true, batches: 2, ..RoomBatches::default() }];
     r
 }
 
@@ -226,7 +273,10 @@ async fn a_strangers_string_stays_text_wherever_it_stands() {
     for path in ["/", "/rooms/7", "/rooms/8"] {
         let page = body(at, path).await;
         assert!(page.contains("&lt;script&gt;alert(1)&lt;/script&gt;"), "{path}: it is shown, as text");
-        assert!(page.contains("\\u{202e}gpj.exe\\u{200b}&amp;amp;") && page.contains("\\u{1b}[2J\\u{0}\\u{7}"), "{path}");
+        assert!(
+            page.contains("\\u{202e}gpj.exe\\u{200b}&amp;amp;") && page.contains("\\u{1b}[2J\\u{0}\\u{7}"),
+            "{path}"
+        );
         assert!(page.contains("more characters)") && page.len() < 400_000, "{path}: {} bytes", page.len());
     }
     pipeline.stop();
@@ -239,7 +289,11 @@ async fn what_is_asked_for_is_named_and_stays_text() {
     let script = "/rooms/%3Cscript%3Ealert(1)%3C%2Fscript%3E%22%E2%80%AE";
     let long = format!("/rooms/{}", "9".repeat(5000));
     for (path, status, says) in [
-        (script, 400, "“&lt;script&gt;alert(1)&lt;/script&gt;&quot;\\u{202e}”: a room is a number from 0 to 18446744073709551615"),
+        (
+            script,
+            400,
+            "“&lt;script&gt;alert(1)&lt;/script&gt;&quot;\\u{202e}”: a room is a number from 0 to 18446744073709551615",
+        ),
         ("/rooms/-1", 400, "“-1”: a room is a number"),
         ("/rooms/%ff", 400, "a room is a number"),
         ("/rooms/18446744073709551616", 400, "a room is a number"),
@@ -270,7 +324,9 @@ async fn nothing_is_loaded_or_run_and_the_policy_has_the_hash_of_the_sheet() {
         let hash = base64::engine::general_purpose::STANDARD.encode(sha2::Sha256::digest(sheet));
         assert!(policy.starts_with(&format!("default-src 'none'; style-src 'sha256-{hash}';")), "{policy}");
         assert!(policy.contains("frame-ancestors 'none'") && !policy.contains("unsafe"), "{policy}");
-        for header in ["cache-control: no-store", "x-content-type-options: nosniff", "referrer-policy: no-referrer"] {
+        for header in
+            ["cache-control: no-store", "x-content-type-options: nosniff", "referrer-policy: no-referrer"]
+        {
             assert!(head.contains(header), "{header}: {head}");
         }
         assert!(!sheet.contains("url(h") && !sheet.contains("@import"));
@@ -307,7 +363,11 @@ async fn without_anything_measured_no_room_is_called_healthy() {
     observing(&mut exports);
     let pipeline = Pipeline::start(exports, Known::default());
     let page = body(at, "/").await;
-    assert!(page.contains("<h1>No room is pinned</h1>") && page.contains("Engine processes seen: 0 prefill, 8 decode, 1 of unknown role"), "{page}");
+    assert!(
+        page.contains("<h1>No room is pinned</h1>")
+            && page.contains("Engine processes seen: 0 prefill, 8 decode, 1 of unknown role"),
+        "{page}"
+    );
     pipeline.stop();
 }
 
@@ -342,29 +402,62 @@ fn halves(page: &str) -> (&str, &str) {
 async fn what_is_only_possible_stands_apart_looks_different_and_raises_no_alarm() {
     let (mut exports, at) = started().await;
     observing(&mut exports);
-    let findings = vec![cause(5, Confidence::Possible), cause(6, Confidence::Certain), cause(9, Confidence::Likely)];
-    let rooms = vec![with(5, Confidence::Possible), with(6, Confidence::Certain), with(9, Confidence::Likely)];
+    let findings =
+        vec![cause(5, Confidence::Possible), cause(6, Confidence::Certain), cause(9, Confidence::Likely)];
+    let rooms =
+        vec![with(5, Confidence::Possible), with(6, Confidence::Certain), with(9, Confidence::Likely)];
     let pipeline = Pipeline::start(exports, Known { rooms, findings, closed: Vec::new() });
     let page = body(at, "/").await;
-    assert!(page.contains("<h1>2 rooms are pinned</h1>") && page.contains("1 room silent for long (possible): watch, do not page."));
+    assert!(
+        page.contains("<h1>2 rooms are pinned</h1>")
+            && page.contains("1 room silent for long (possible): watch, do not page.")
+    );
     assert!(page.contains("<title>PINNED 2 "));
     let (sure, possible) = halves(&page);
     let places = ["/rooms/6", "/rooms/9"].map(|room| sure.find(&format!("href=\"{room}\"")).unwrap());
     assert!(places[0] < places[1] && !sure.contains("href=\"/rooms/5\""), "surest first");
-    assert!(possible.contains("href=\"/rooms/5\"") && !possible.contains("class=\"card sure\"") && !possible.contains("badge sure"));
+    assert!(
+        possible.contains("href=\"/rooms/5\"")
+            && !possible.contains("class=\"card sure\"")
+            && !possible.contains("badge sure")
+    );
     assert!(sure.matches("class=\"card sure\"").count() == 2 && !sure.contains("card silent"));
+    assert!(
+        sure.contains("restart the engine") && !possible.contains("restart the engine"),
+        "nobody acts on silence at once"
+    );
+    assert!(
+        possible.contains("Make sure first: whether the worker thread lives")
+            && possible.contains("1 room may hang on it")
+    );
     // Its own page.
     let page = body(at, "/rooms/5").await;
-    assert!(page.contains("card room silent") && page.contains("do not page") && !page.contains("class=\"owed sure\""));
+    assert!(page.contains("<dt>If it is so</dt>") && !page.contains("<dt>Do</dt>"));
+    assert!(
+        page.contains("card room silent")
+            && page.contains("do not page")
+            && !page.contains("class=\"owed sure\"")
+    );
     assert!(page.contains("class=\"owed silent\"") && page.contains("since silent"));
     let page = body(at, "/rooms/6").await;
-    assert!(page.contains("card room sure") && page.contains("class=\"owed sure\"") && !page.contains("do not page"));
+    assert!(
+        page.contains("card room sure")
+            && page.contains("class=\"owed sure\"")
+            && !page.contains("do not page")
+    );
     let exports = pipeline.stop();
     // Alone it is no alarm.
-    let known = Known { rooms: vec![with(5, Confidence::Possible)], findings: vec![cause(5, Confidence::Possible)], closed: Vec::new() };
+    let known = Known {
+        rooms: vec![with(5, Confidence::Possible)],
+        findings: vec![cause(5, Confidence::Possible)],
+        closed: Vec::new(),
+    };
     let pipeline = Pipeline::start(exports, known);
     let page = body(at, "/").await;
-    assert!(page.contains("<h1>No room is known to be pinned</h1>") && page.contains("<title>no pin "), "{page}");
+    assert!(
+        page.contains("<h1>No room is known to be pinned</h1>") && page.contains("<title>no pin "),
+        "{page}"
+    );
     assert!(!page.contains("banner sure") && !page.contains("banner fine") && !page.contains("card sure"));
     pipeline.stop();
 }
@@ -380,7 +473,12 @@ async fn lists_are_bounded_and_say_what_is_not_shown() {
     }
     rooms.extend((1..=60).map(|n| RoomSnapshot { prefill: Some(view(Role::Prefill)), ..room(n) }));
     let mut findings = vec![Finding { rooms: shared[..100].to_vec(), room_count: 230, ..finding() }];
-    findings.extend((0..50).map(|n| Finding { group: 0xf00 + n, rooms: Vec::new(), room_count: 0, ..finding() }));
+    findings.extend((0..50).map(|n| Finding {
+        group: 0xf00 + n,
+        rooms: Vec::new(),
+        room_count: 0,
+        ..finding()
+    }));
     let pipeline = Pipeline::start(exports, Known { rooms, findings, closed: Vec::new() });
     let page = body(at, "/").await;
     assert!(page.contains("<h1>230 rooms are pinned</h1>") && page.contains("230 rooms pinned by it"));
@@ -399,7 +497,10 @@ async fn the_largest_room_number_is_the_same_everywhere() {
     let rooms = vec![with(u64::MAX, Confidence::Likely)];
     let pipeline = Pipeline::start(exports, Known { rooms, ..Known::default() });
     let page = body(at, "/").await;
-    assert!(page.contains("<a class=\"number\" href=\"/rooms/18446744073709551615\">18446744073709551615</a>"), "{page}");
+    assert!(
+        page.contains("<a class=\"number\" href=\"/rooms/18446744073709551615\">18446744073709551615</a>"),
+        "{page}"
+    );
     let page = body(at, "/rooms/18446744073709551615").await;
     assert!(page.contains("roomtrace explain 18446744073709551615"));
     pipeline.stop();
@@ -423,13 +524,16 @@ async fn a_rooms_page_says_what_explain_says() {
     let mut open = everything(8);
     open.verdict = None;
     open.gpus.clear();
-    let known = Known { rooms: vec![with_all, open, closed(9)], findings: vec![finding()], closed: Vec::new() };
+    let known =
+        Known { rooms: vec![with_all, open, closed(9)], findings: vec![finding()], closed: Vec::new() };
     let pipeline = Pipeline::start(exports, known);
     for room in ["7", "8", "9"] {
         let page = words(&body(at, &format!("/rooms/{room}")).await);
         let mut explain = std::process::Command::new(env!("CARGO_BIN_EXE_roomtrace"));
         let api = format!("http://{at}");
-        let said = tokio::task::spawn_blocking(move || explain.args(["explain", room, "--api", &api]).output().unwrap());
+        let said = tokio::task::spawn_blocking(move || {
+            explain.args(["explain", room, "--api", &api]).output().unwrap()
+        });
         let said = String::from_utf8(said.await.unwrap().stdout).unwrap();
         assert!(said.lines().count() > 8, "{said}");
         for line in said.lines().skip(1).map(|l| l.trim().trim_start_matches("- ")) {
@@ -449,7 +553,8 @@ async fn the_picture_has_every_source_and_hatches_what_was_not_measured() {
     let (exports, at) = started().await;
     let mut one_sided = pinned(8);
     one_sided.decode = None;
-    let pipeline = Pipeline::start(exports, Known { rooms: vec![everything(7), one_sided], ..Known::default() });
+    let pipeline =
+        Pipeline::start(exports, Known { rooms: vec![everything(7), one_sided], ..Known::default() });
     let page = body(at, "/rooms/7").await;
     let (_, picture) = page.split_once("<svg").unwrap();
     let (picture, _) = picture.split_once("</svg>").unwrap();
@@ -485,7 +590,10 @@ async fn every_use_of_a_number_has_its_page() {
     let again = RoomSnapshot { incarnation: 1, ..pinned(3) };
     let pipeline = Pipeline::start(exports, Known { rooms: vec![closed(3), again], ..Known::default() });
     let page = body(at, "/rooms/3").await;
-    assert!(page.contains("card room sure") && page.contains("href=\"/rooms/3?incarnation=0\">life 1</a>"), "{page}");
+    assert!(
+        page.contains("card room sure") && page.contains("href=\"/rooms/3?incarnation=0\">life 1</a>"),
+        "{page}"
+    );
     let page = body(at, "/rooms/3?incarnation=0").await;
     assert!(page.contains("closed: success after 2 s") && page.contains("card room over"), "{page}");
     assert!(page.contains("href=\"/rooms/3?incarnation=1\">life 2</a>"));
@@ -501,7 +609,12 @@ async fn a_pipeline_that_never_answers_gives_a_page_that_says_so_and_what_was_kn
     let (status, _, page) = get(at, "/", "").await;
     strict(&page);
     assert_eq!(status, 503);
-    assert!(page.contains("busy") && page.contains("2 rooms pinned, 0 more possible") && page.contains("lost at ring: full"), "{page}");
+    assert!(
+        page.contains("busy")
+            && page.contains("2 rooms pinned, 0 more possible")
+            && page.contains("lost at ring: full"),
+        "{page}"
+    );
     assert!(page.contains("http-equiv=\"refresh\"") && !page.contains("No room is"));
     let (status, _, page) = get(at, "/rooms/5", "").await;
     assert!(status == 503 && page.contains("busy"), "{page}");
@@ -519,7 +632,7 @@ async fn pages_and_scrapes_work_while_the_table_is_at_its_bound() {
         w.metadata(u64::MAX - n, &decode(0), &prefill(0));
     }
     w.to(15_000);
-    assert_eq!(w.table.counters().turned_away.rooms, 100);
+    assert!(w.table.counters().turned_away.rooms >= 100);
     let table = std::mem::replace(&mut w.table, rooms::RoomTable::new(config));
     let (mut exports, at) = started().await;
     observing(&mut exports);

@@ -100,9 +100,9 @@ fn look(agent: &Agent, own: &Own, dir: &Path, keep: Option<&Path>) -> Result<Str
     let wrong = browser.open(&format!("{}/rooms/none", agent.api()), true)?;
     has(&wrong, "the page of a wrong number", &["This is no room"])?;
     for (name, url, size, dark) in [
-        ("page-overview.png", &first, "1280,1000", false),
-        ("page-room.png", &room, "1280,1200", false),
-        ("page-room-dark.png", &room, "520,1100", true),
+        ("page-overview.png", &first, "1000,760", false),
+        ("page-room.png", &room, "1200,760", false),
+        ("page-room-dark.png", &room, "520,760", true),
     ] {
         let file = dir.join(name);
         browser.photograph(url, &file, size, dark)?;
@@ -115,7 +115,9 @@ fn look(agent: &Agent, own: &Own, dir: &Path, keep: Option<&Path>) -> Result<Str
             std::fs::copy(&file, keep.join(name)).with_context(|| format!("write to {}", keep.display()))?;
         }
     }
-    Ok(format!("the pages in Chromium: room {number} ({class}) is on the first page and on its own, nothing on the console"))
+    Ok(format!(
+        "the pages in Chromium: room {number} ({class}) is on the first page and on its own, nothing on the console"
+    ))
 }
 
 /// A room of ours that is surely pinned: of those the one of whose time most is known.
@@ -124,10 +126,17 @@ fn pinned(agent: &Agent, own: &Own) -> Result<Value> {
     loop {
         let all: Value = serde_json::from_str(&agent.get("/api/v1/rooms?pinned=true&limit=500")?)?;
         let rooms = all["rooms"].as_array().map(Vec::as_slice).unwrap_or_default();
-        let sure = |r: &&Value| r["verdict"]["confidence"] != "possible" && own.has(r["room"].as_str().unwrap_or_default());
+        let sure = |r: &&Value| {
+            r["verdict"]["confidence"] != "possible" && own.has(r["room"].as_str().unwrap_or_default())
+        };
         let known = |r: &&Value| {
             let sides = ["prefill", "decode"].iter().filter(|role| !r["views"][**role].is_null()).count();
-            (sides, r["verdict"]["confidence"] == "certain", !r["network"].is_null(), r["verdict"]["group_size"].as_u64())
+            (
+                sides,
+                r["verdict"]["confidence"] == "certain",
+                !r["network"].is_null(),
+                r["verdict"]["group_size"].as_u64(),
+            )
         };
         if let Some(room) = rooms.iter().filter(sure).max_by_key(known) {
             return Ok(room.clone());
@@ -155,8 +164,15 @@ impl Browser<'_> {
         let mut command = Command::new("timeout");
         // Root has no sandbox of its own; nothing but the agent's pages is opened.
         command
-            .args(["60", "chromium", "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"])
-            .args(["--enable-logging=stderr", "--hide-scrollbars"])
+            .args([
+                "60",
+                "chromium",
+                "--headless",
+                "--no-sandbox",
+                "--disable-gpu",
+                "--disable-dev-shm-usage",
+            ])
+            .args(["--enable-logging=stderr", "--hide-scrollbars", "--disable-lcd-text"])
             .arg(format!("--user-data-dir={}", self.dir.join("profile").display()));
         command
     }
@@ -189,11 +205,18 @@ impl Browser<'_> {
     fn would_tell(&self) -> Result<()> {
         let file = self.dir.join("breach.html");
         let policy = "<meta http-equiv=\"Content-Security-Policy\" content=\"style-src 'none'\">";
-        std::fs::write(&file, format!("{policy}<p style=\"color:red\">x</p><script>document.title='ran'</script>"))?;
+        std::fs::write(
+            &file,
+            format!("{policy}<p style=\"color:red\">x</p><script>document.title='ran'</script>"),
+        )?;
         let url = format!("file://{}", file.display());
         let (page, console) = self.visit(&url, true)?;
-        if !page.contains("<title>ran</title>") || !console.is_some_and(|line| line.contains("Content Security Policy")) {
-            bail!("this Chromium does not tell of a breach of policy, so the check of the pages proves nothing");
+        if !page.contains("<title>ran</title>")
+            || !console.is_some_and(|line| line.contains("Content Security Policy"))
+        {
+            bail!(
+                "this Chromium does not tell of a breach of policy, so the check of the pages proves nothing"
+            );
         }
         if self.visit(&url, false)?.0.contains("<title>ran</title>") {
             bail!("this Chromium runs scripts where they are off, so the check of the pages proves nothing");

@@ -139,10 +139,10 @@ fn drawing(record: &Value) -> (f64, Markup) {
     let placed = rows.iter().scan(top, |y, row| Some((below(row, y), row)));
     let body = html! {
         (axis(&scale, height))
+        (judged(record, &scale, height))
         @for (y, row) in placed {
             g transform=(format!("translate(0,{y})")) { (row.body) }
         }
-        (judged(record, &scale, height))
     };
     (height, body)
 }
@@ -197,7 +197,7 @@ fn judged(record: &Value, scale: &Scale<'_>, height: f64) -> Markup {
     let class = if pinned { lane::weight(verdict) } else { "was" };
     let word = if pinned { "pinned" } else { "judged" };
     html! {
-        line class={ "since " (class) } x1=(percent(x)) x2=(percent(x)) y1="14" y2=(height) {}
+        line class={ "since " (class) } x1=(percent(x)) x2=(percent(x)) y1="31" y2=(height) {}
         (label(x, 11.0, &format!("mark {class}"), &format!("{word} +{}: {}", short(at), text(&verdict["class"]))))
     }
 }

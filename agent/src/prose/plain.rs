@@ -53,7 +53,8 @@ mod tests {
 
     #[test]
     fn what_hides_is_shown_and_what_is_long_is_cut_at_any_depth() {
-        let mut value = json!({"comm": "a\u{1b}[2J\nb", "list": [{"rid": "x\u{202e}gnp"}, 7, null], "path": "ä<b>é"});
+        let mut value =
+            json!({"comm": "a\u{1b}[2J\nb", "list": [{"rid": "x\u{202e}gnp"}, 7, null], "path": "ä<b>é"});
         make(&mut value);
         let shown = json!({"comm": "a\\u{1b}[2J\\u{a}b", "list": [{"rid": "x\\u{202e}gnp"}, 7, null], "path": "ä<b>é"});
         assert_eq!(value, shown);

@@ -47,7 +47,10 @@ impl RoomTable {
         out.pinned = rooms.map(|r| self.snapshot_of(r, self.now)).collect();
         out.others_count = self.rooms.len().saturating_sub(out.pinned_count.iter().sum());
         let ages = |class| !does_not_age(class);
-        let waits = self.rooms.iter().filter(|r| r.judgement.as_ref().is_none_or(|j| !j.class.pins() && ages(j.class)));
+        let waits = self
+            .rooms
+            .iter()
+            .filter(|r| r.judgement.as_ref().is_none_or(|j| !j.class.pins() && ages(j.class)));
         out.oldest = waits.take(oldest).map(|r| self.snapshot_of(r, self.now)).collect();
         out
     }

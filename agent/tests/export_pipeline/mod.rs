@@ -85,7 +85,9 @@ impl Known {
             Query::Rooms { filter, reply } => {
                 let wanted = self.rooms.iter().filter(|r| filter.pinned.is_none_or(|p| r.pinned() == p));
                 let (keys, more) = filter.page(wanted.map(|r| (r.room, r.incarnation)));
-                let of = |k: &(u64, u32)| self.rooms.iter().find(|r| (r.room, r.incarnation) == *k).unwrap().clone();
+                let of = |k: &(u64, u32)| {
+                    self.rooms.iter().find(|r| (r.room, r.incarnation) == *k).unwrap().clone()
+                };
                 let _ = reply.send(Rooms { rooms: keys.iter().map(of).collect(), more, clock });
             }
             Query::Room { room, reply } => {

@@ -3,6 +3,7 @@
 //! Made of the records that the API gives, so that both say the same. Plain HTML: no script, nothing from outside, one style sheet of
 //! which the policy has the hash. Every string goes through the template's escaping, and through [`plain`] before it, because names of
 //! processes and requests are whatever somebody chose.
+#![allow(clippy::indexing_slicing, reason = "indexing a JSON value gives null for what is not there")]
 
 mod overview;
 mod room;
@@ -21,7 +22,7 @@ use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 
 use super::http::Answers;
-use crate::prose::{picture, plain};
+use crate::prose::{clock, picture, plain};
 
 /// The pages.
 pub(super) fn routes() -> Router<Arc<Answers>> {
@@ -122,9 +123,27 @@ fn first_act(act: &Value) -> Markup {
     }
 }
 
+/// What would tell whether a room that is only silent is pinned: first make sure, then act.
+fn settle(record: &Value) -> Vec<&str> {
+    let candidates = record["verdict"]["candidates"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let mut ways: Vec<&str> = candidates.iter().filter_map(|c| c["would_settle"].as_str()).collect();
+    ways.dedup();
+    ways
+}
+
+/// `02:41:07`: microseconds are of no use here.
+fn seconds_only(rfc3339: &str) -> &str {
+    let time = clock(rfc3339);
+    time.get(..8).unwrap_or(time)
+}
+
 /// Seconds as people say them.
 fn age(seconds: f64) -> String {
-    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped; a negative age is none")]
+    #[allow(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "clamped; a negative age is none"
+    )]
     let s = seconds.clamp(0.0, 1e12) as u64;
     match s {
         0..120 => format!("{s} s"),

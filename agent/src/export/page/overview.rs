@@ -11,12 +11,12 @@ use axum::response::Response;
 use maud::{Markup, html};
 use serde_json::Value;
 
-use super::{Frame, age, badge, first_act, many, shown, weight};
+use super::{Frame, age, badge, first_act, many, seconds_only, settle, shown, weight};
 use crate::export::http::Answers;
 use crate::export::query::{Findings, First, QueryError};
 use crate::export::record::Maker;
 use crate::prose::explain::{Head, first_act as act_of, party};
-use crate::prose::{clock, list, plain, text};
+use crate::prose::{list, plain, text};
 use crate::rooms::overview::Overview;
 use agent::Agent;
 
@@ -48,12 +48,6 @@ pub(super) async fn answer(State(a): State<Arc<Answers>>) -> Response {
     let body = html! { (rooms) (agent.missed()) (agent.costs()) (links()) };
     let at = at.as_deref().map(seconds_only);
     Frame { title: &title, host: &host, at, again: Some(AGAIN) }.answer(status, &body)
-}
-
-/// `02:41:07`: microseconds are of no use here.
-fn seconds_only(rfc3339: &str) -> &str {
-    let time = clock(rfc3339);
-    time.get(..8).unwrap_or(time)
 }
 
 /// What the agent published last still stands where it does not answer.
@@ -89,7 +83,8 @@ impl Seen {
         let finder = Maker { identity: &a.identity, clock: &findings.clock };
         let mut open: Vec<_> = findings.open.iter().collect();
         open.sort_by_key(|f| (std::cmp::Reverse(f.confidence), f.room_count == 0, f.since, f.group));
-        let Overview { pinned, pinned_count: [possible, likely, certain], oldest, others_count, .. } = &first.rooms;
+        let Overview { pinned, pinned_count: [possible, likely, certain], oldest, others_count, .. } =
+            &first.rooms;
         Self {
             pinned: records(pinned),
             oldest: records(oldest),
@@ -138,8 +133,9 @@ impl Seen {
     }
 
     fn banner(&self, agent: &Agent) -> Markup {
-        let possible = (self.possible > 0)
-            .then(|| format!("{} silent for long (possible): watch, do not page.", many(self.possible as u64, "room")));
+        let possible = (self.possible > 0).then(|| {
+            format!("{} silent for long (possible): watch, do not page.", many(self.possible as u64, "room"))
+        });
         let blind = agent.blind();
         let (look, heading) = match (self.sure, &blind) {
             (1, _) => ("sure", "1 room is pinned".to_owned()),
@@ -168,16 +164,17 @@ impl Seen {
         let confidence = text(&f["confidence"]);
         let listed: Vec<&Value> = self.rooms_of(f).take(ROOMS).collect();
         let count = f["room_count"].as_u64().unwrap_or_default();
-        let numbers = list(&f["rooms"]).iter().map(text).filter(|n| !listed.iter().any(|r| text(&r["room"]) == *n));
+        let numbers =
+            list(&f["rooms"]).iter().map(text).filter(|n| !listed.iter().any(|r| text(&r["room"]) == *n));
         let numbers: Vec<&str> = numbers.take(ROOMS.saturating_sub(listed.len())).collect();
         let more = count.saturating_sub((listed.len() + numbers.len()) as u64);
         html! {
             article class={ "card " (weight(confidence)) } {
                 h3 { (badge(confidence)) " " span class="class" { (text(&f["class"])) } }
                 p class="who" { (party(&f["engine"])) span class="dim" { " since " (f["since"].as_str().map_or("?", seconds_only)) } }
-                @if let Some(act) = act_of(f) { div class="do" { (first_act(act)) } }
+                (advice(confidence, act_of(f), listed.first().copied()))
                 @if count > 0 {
-                    p class="count" { (many(count, "room")) " pinned by it" }
+                    p class="count" { (many(count, "room")) @if weight(confidence) == "sure" { " pinned by it" } @else { " may hang on it" } }
                     ul class="rooms" {
                         @for r in &listed { (line(r)) }
                         @for n in numbers { li { a class="number" href={ "/rooms/" (n) } { (n) } } }
@@ -202,7 +199,7 @@ impl Seen {
                 @let verdict = &r["verdict"];
                 article class={ "card " (look) } {
                     h3 { (badge(text(&verdict["confidence"]))) " " span class="class" { (text(&verdict["class"])) } }
-                    @if let Some(act) = act_of(verdict) { div class="do" { (first_act(act)) } }
+                    (advice(text(&verdict["confidence"]), act_of(verdict), Some(r)))
                     ul class="rooms" { (line(r)) }
                 }
             }
@@ -236,6 +233,15 @@ impl Seen {
             }
         }
     }
+}
+
+/// What to do; where only silence says that something is wrong, how to make sure: nobody is to end an engine for that.
+fn advice(confidence: &str, act: Option<&Value>, room: Option<&Value>) -> Markup {
+    if weight(confidence) == "sure" {
+        return html! { @if let Some(act) = act { div class="do" { (first_act(act)) } } };
+    }
+    let ways = room.map(settle).unwrap_or_default();
+    html! { @for way in ways { p class="settle" { "Make sure first: " (way) } } }
 }
 
 fn link(room: &Value) -> Markup {

@@ -10,11 +10,11 @@ use axum::response::Response;
 use maud::{Markup, html};
 use serde_json::Value;
 
-use super::{Frame, badge, first_act, shown, weight, wrong};
+use super::{Frame, badge, first_act, seconds_only, settle, shown, weight, wrong};
 use crate::export::http::{Answers, RoomParameters, asked, chosen, not_known};
 use crate::export::record::Maker;
 use crate::prose::explain::{About, Head, Part, parts};
-use crate::prose::{clock, picture, plain, text};
+use crate::prose::{picture, plain, text};
 
 /// Findings that a room's cause is looked for in.
 const FINDINGS: usize = 100;
@@ -64,7 +64,7 @@ pub(super) async fn answer(
         (footer(&record, &lives))
     };
     let title = format!("{} {}", text(&record["room"]), head.state);
-    let at = record["time"].as_str().map(clock);
+    let at = record["time"].as_str().map(seconds_only);
     Frame { title: &title, host: &host, at, again: None }.answer(StatusCode::OK, &body)
 }
 
@@ -104,7 +104,11 @@ fn card(record: &Value, head: &Head<'_>) -> Markup {
                     @if let Some(value) = value { dt { (name) } dd { (value) } }
                 }
                 @if let Some(rid) = record["request"]["rid"].as_str() { dt { "Request" } dd class="code" { (rid) } }
-                @if let Some(act) = head.act { dt { "Do" } dd { (first_act(act)) } }
+                @if look == "silent" { @for way in settle(record) { dt { "Make sure" } dd { (way) } } }
+                @if let Some(act) = head.act {
+                    dt { @if look == "silent" { "If it is so" } @else { "Do" } }
+                    dd { (first_act(act)) }
+                }
             }
         }
     }
@@ -123,8 +127,10 @@ fn one(part: &Part) -> Markup {
         @if part.about == About::Time { h3 { (part.title()) } } @else { h2 { (part.title()) } }
         ul class=(class) {
             @for line in part.lines() {
+                @let command = part.about == About::Actions && line.starts_with(|c: char| c.is_ascii_digit());
                 @match line.strip_prefix("- ") {
                     Some(point) => { li class="point" { (point) } }
+                    None if command => { li class="code" { (line) } }
                     None => { li { (line) } }
                 }
             }

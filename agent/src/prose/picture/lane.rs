@@ -137,9 +137,8 @@ impl Label {
 /// Each on the first line on which it covers no other.
 fn labels(record: &Value, role: &str, scale: &Scale<'_>) -> Vec<Label> {
     let messages = list(&record["views"][role]["messages"]).iter();
-    let mut marks: Vec<(f64, String)> = messages
-        .filter_map(|m| Some((scale.place(scale.moment(&m["time"])?), name(m))))
-        .collect();
+    let mut marks: Vec<(f64, String)> =
+        messages.filter_map(|m| Some((scale.place(scale.moment(&m["time"])?), name(m)))).collect();
     marks.sort_by(|a, b| a.0.total_cmp(&b.0));
     let mut groups: Vec<(f64, Vec<(String, u32)>)> = Vec::new();
     for (x, what) in marks {
@@ -228,7 +227,11 @@ mod tests {
         let shown = |r: &Value| phases(r, "prefill", &Scale::of(r));
         let transfer = ("transfer".to_owned(), 10.0, 60.0);
         assert_eq!(shown(&record), [("bootstrap".to_owned(), 0.0, 10.0), transfer.clone()]);
-        for (key, value) in [("messages_dropped", json!(1)), ("completeness", json!("lossy")), ("completeness", json!("preexisting"))] {
+        for (key, value) in [
+            ("messages_dropped", json!(1)),
+            ("completeness", json!("lossy")),
+            ("completeness", json!("preexisting")),
+        ] {
             record[key] = value;
             assert_eq!(shown(&record), [transfer.clone()], "what was before is not known");
         }
@@ -237,7 +240,8 @@ mod tests {
     #[test]
     fn close_messages_share_a_label_and_others_get_lines_of_their_own() {
         let m = |s: u32, kind: &str| json!({"time": format!("2026-01-01T00:00:{s:02}Z"), "kind": kind, "direction": "sent"});
-        let messages = json!([m(0, "METADATA"), m(1, "METADATA"), m(1, "ABORT"), m(4, "STATUS"), m(50, "STATUS")]);
+        let messages =
+            json!([m(0, "METADATA"), m(1, "METADATA"), m(1, "ABORT"), m(4, "STATUS"), m(50, "STATUS")]);
         let record = record(messages, "transfer", "2026-01-01T00:00:10Z");
         let labels = labels(&record, "prefill", &Scale::of(&record));
         let told: Vec<_> = labels.iter().map(|l| (l.text.as_str(), l.line)).collect();

@@ -17,7 +17,8 @@ type Reading = (f64, f64, f64);
 pub(super) fn rows(record: &Value, scale: &Scale<'_>) -> Vec<Row> {
     let all = || list(&record["gpu"]).iter().chain(list(&record["network"]));
     // One height for all, so that rows can be compared.
-    let most = all().flat_map(|of| [readings(of, 2), readings(of, 3)]).flatten().map(|r| r.2).fold(0.0, f64::max);
+    let most =
+        all().flat_map(|of| [readings(of, 2), readings(of, 3)]).flatten().map(|r| r.2).fold(0.0, f64::max);
     let mut rows = Vec::new();
     let mut troubles: Vec<(f64, String)> = Vec::new();
     for of in all() {

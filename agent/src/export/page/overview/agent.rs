@@ -45,7 +45,10 @@ impl Agent {
             return Some(format!("It is not ready: {why}"));
         }
         if self.silent >= STALLED {
-            return Some(format!("The thread that follows the rooms has not reported for {} s.", self.silent.as_secs()));
+            return Some(format!(
+                "The thread that follows the rooms has not reported for {} s.",
+                self.silent.as_secs()
+            ));
         }
         match self.engines() {
             None => Some("It has measured nothing yet.".to_owned()),
@@ -91,7 +94,8 @@ impl Agent {
         };
         let lost: Vec<_> = m.capture_lost.iter().filter(|l| l.2 > 0).collect();
         let kernel = m.capture_lost.iter().any(|l| l.0 == "kernel");
-        let nothing = lost.is_empty() && self.dropped.is_empty() && m.connections_unread.iter().all(|c| c.1 == 0);
+        let nothing =
+            lost.is_empty() && self.dropped.is_empty() && m.connections_unread.iter().all(|c| c.1 == 0);
         html! {
             section {
                 h2 { "What this agent missed" }
@@ -112,7 +116,9 @@ impl Agent {
         let p = &self.process;
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map(|d| d.as_secs_f64()).ok();
         let up = now.zip(p.start_seconds).map(|(now, start)| (now - start).max(0.01));
-        let share = |seconds: f64| up.map(|up| format!(" ({:.2} % of a core)", 100.0 * seconds / up)).unwrap_or_default();
+        let share = |seconds: f64| {
+            up.map(|up| format!(" ({:.2} % of a core)", 100.0 * seconds / up)).unwrap_or_default()
+        };
         let timed = self.snapshot.as_ref().map(|m| &m.bpf_run_nanos).filter(|all| !all.is_empty());
         #[allow(clippy::cast_precision_loss, reason = "shown with two decimals")]
         let kernel = timed.map(|all| all.iter().map(|(_, n)| *n).sum::<u64>() as f64 / 1e9);
