@@ -23,6 +23,7 @@ pub mod http;
 pub mod kernel;
 pub mod network;
 pub mod pipeline;
+mod prose;
 pub mod replay;
 pub mod room_text;
 pub mod rooms;

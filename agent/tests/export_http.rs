@@ -2,86 +2,32 @@
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests")]
 
 use std::net::SocketAddr;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rooms::model::RoomSnapshot;
 use roomtrace::export::clock::Clock;
-use roomtrace::export::query::{Findings, Query, Rooms};
 use roomtrace::export::{Exports, Options};
 use roomtrace::{event, export, rooms, sglang, verdict};
 
+mod export_pipeline;
 #[path = "../src/export/testing.rs"]
 mod testing;
 
+use export_pipeline::{Known, Pipeline};
 use testing::{EPOCH, ask, closed, finding, get, identity, pinned};
 use verdict::model::Finding;
 
-/// The thread that owns the rooms, answering until told to stop.
-struct Pipeline {
-    stop: Arc<AtomicBool>,
-    thread: std::thread::JoinHandle<Exports>,
-}
-
-impl Pipeline {
-    fn start(mut exports: Exports, known: Vec<RoomSnapshot>) -> Self {
-        let stop = Arc::new(AtomicBool::new(false));
-        let stopped = Arc::clone(&stop);
-        let thread = std::thread::spawn(move || {
-            while !stopped.load(Ordering::Relaxed) {
-                while let Some(query) = exports.queries().try_recv() {
-                    answer(query, &known);
-                }
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            exports
-        });
-        Self { stop, thread }
-    }
-
-    fn stop(self) -> Exports {
-        self.stop.store(true, Ordering::Relaxed);
-        self.thread.join().unwrap()
-    }
-}
-
-fn answer(query: Query, known: &[RoomSnapshot]) {
-    let clock = Clock::fixed(EPOCH);
-    match query {
-        Query::Rooms { filter, reply } => {
-            let wanted = known.iter().filter(|r| filter.pinned.is_none_or(|p| r.pinned() == p));
-            let (keys, more) = filter.page(wanted.map(|r| (r.room, r.incarnation)));
-            let of = |k: &(u64, u32)| known.iter().find(|r| (r.room, r.incarnation) == *k).unwrap().clone();
-            let _ = reply.send(Rooms { rooms: keys.iter().map(of).collect(), more, clock });
-        }
-        Query::Room { room, reply } => {
-            let rooms = known.iter().filter(|r| r.room == room).cloned().collect();
-            let _ = reply.send(Rooms { rooms, more: false, clock });
-        }
-        Query::Findings { limit, reply } => {
-            let all = [finding(), Finding { group: 0xdef, rooms: Vec::new(), room_count: 0, ..finding() }];
-            let closed = vec![Finding { closed_at: Some(event::Mono(20_000_000_000)), ..finding() }];
-            let open = all.iter().take(limit).cloned().collect();
-            let at = event::Mono(30_000_000_000);
-            let _ = reply.send(Findings { open, total: all.len(), closed, at, clock });
-        }
-        Query::Status { reply } => {
-            let _ = reply.send(serde_json::json!({ "hook": "sock" }));
-        }
-    }
-}
-
 async fn started() -> (Exports, SocketAddr) {
-    let options = Options { listen: Some("127.0.0.1:0".parse().unwrap()), ..Options::default() };
-    let exports = Exports::start(options, identity()).await.unwrap();
-    let at = exports.listening().unwrap();
-    (exports, at)
+    export_pipeline::started(identity()).await
 }
 
-fn some_rooms() -> Vec<RoomSnapshot> {
+fn some() -> Known {
     let again = RoomSnapshot { incarnation: 1, ..closed(3) };
-    vec![pinned(5), closed(3), again, pinned(9), closed(1)]
+    Known {
+        rooms: vec![pinned(5), closed(3), again, pinned(9), closed(1)],
+        findings: vec![finding(), Finding { group: 0xdef, rooms: Vec::new(), room_count: 0, ..finding() }],
+        closed: vec![Finding { closed_at: Some(event::Mono(20_000_000_000)), ..finding() }],
+    }
 }
 
 async fn once(at: SocketAddr, path: &str) -> (u16, serde_json::Value) {
@@ -103,7 +49,7 @@ async fn json(at: SocketAddr, path: &str) -> (u16, serde_json::Value) {
 #[tokio::test]
 async fn rooms_are_listed_filtered_and_paged() {
     let (exports, at) = started().await;
-    let pipeline = Pipeline::start(exports, some_rooms());
+    let pipeline = Pipeline::start(exports, some());
     let rooms = |v: &serde_json::Value| {
         let rooms = v["rooms"].as_array().unwrap();
         rooms.iter().map(|r| r["room"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
@@ -124,7 +70,7 @@ async fn rooms_are_listed_filtered_and_paged() {
 #[tokio::test]
 async fn findings_are_listed_open_and_over() {
     let (exports, at) = started().await;
-    let pipeline = Pipeline::start(exports, some_rooms());
+    let pipeline = Pipeline::start(exports, some());
     let (status, all) = json(at, "/api/v1/findings").await;
     assert_eq!(status, 200);
     let groups: Vec<_> =
@@ -162,7 +108,7 @@ async fn a_finding_is_the_same_object_in_the_api_and_on_an_event_line() {
     exports.room_event(&rooms::model::Event::Pinned(pinned(5).into()), &clock);
     let over = Finding { closed_at: Some(event::Mono(20_000_000_000)), ..finding() };
     exports.finding_event(&rooms::model::FindingEvent::Closed(over.into()), now, &clock);
-    let pipeline = Pipeline::start(exports, some_rooms());
+    let pipeline = Pipeline::start(exports, some());
     let (_, all) = json(at, "/api/v1/findings").await;
     pipeline.stop().shutdown(Duration::from_mins(1)).await;
     let text = std::fs::read_to_string(file).unwrap();
@@ -184,7 +130,7 @@ async fn one_room_is_the_same_object_as_an_event_line() {
     let mut exports = Exports::start(options, identity()).await.unwrap();
     let at = exports.listening().unwrap();
     exports.room_event(&rooms::model::Event::Pinned(pinned(5).into()), &Clock::fixed(EPOCH));
-    let pipeline = Pipeline::start(exports, some_rooms());
+    let pipeline = Pipeline::start(exports, some());
     let (status, _, body) = get(at, "/api/v1/rooms/5", "").await;
     assert_eq!(status, 200);
     pipeline.stop().shutdown(Duration::from_mins(1)).await;
@@ -194,7 +140,7 @@ async fn one_room_is_the_same_object_as_an_event_line() {
 #[tokio::test]
 async fn the_newest_incarnation_is_shown_unless_another_is_asked_for() {
     let (exports, at) = started().await;
-    let pipeline = Pipeline::start(exports, some_rooms());
+    let pipeline = Pipeline::start(exports, some());
     assert_eq!(json(at, "/api/v1/rooms/3").await.1["incarnation"], 1);
     assert_eq!(json(at, "/api/v1/rooms/3?incarnation=0").await.1["incarnation"], 0);
     assert_eq!(json(at, "/api/v1/rooms/3?incarnation=2").await.0, 404);
@@ -204,7 +150,7 @@ async fn the_newest_incarnation_is_shown_unless_another_is_asked_for() {
 #[tokio::test]
 async fn bad_input_is_named_and_costs_nothing() {
     let (exports, at) = started().await;
-    let pipeline = Pipeline::start(exports, some_rooms());
+    let pipeline = Pipeline::start(exports, some());
     for (path, status) in [
         ("/api/v1/rooms?pinned=maybe", 400),
         ("/api/v1/rooms?limit=0", 400),
@@ -272,7 +218,7 @@ async fn readiness_follows_the_agent_and_says_why_not() {
 #[tokio::test]
 async fn status_has_what_the_pipeline_says_and_what_was_exported() {
     let (exports, at) = started().await;
-    let pipeline = Pipeline::start(exports, Vec::new());
+    let pipeline = Pipeline::start(exports, Known::default());
     let (status, body) = json(at, "/status").await;
     assert_eq!((status, &body["hook"]), (200, &"sock".into()));
     assert_eq!(body["export"]["events"]["dropped"]["queue_full"], 0);

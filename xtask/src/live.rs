@@ -199,7 +199,7 @@ fn scored(check: &Check, agent: &Path, dir: &Path) -> Result<Option<String>> {
     let own = Own::of_truth(&workload_truth)?;
     workload.end()?;
     agent.check()?;
-    let shown = ["/metrics", "/api/v1/rooms", "/api/v1/findings", "/status"].map(|page| agent.get(page));
+    let shown = ["/", "/metrics", "/api/v1/rooms", "/api/v1/findings", "/status"].map(|page| agent.get(page));
     agent.stop()?;
     for page in shown {
         no_prompt(&page?, "a page")?;

@@ -13,6 +13,7 @@ mod install;
 mod lint;
 mod live;
 mod own;
+mod page;
 mod prometheus;
 mod requests;
 mod test;
@@ -39,6 +40,8 @@ enum Command {
     Test(test::Args),
     /// Only the live checks of the test command.
     Live(live::Args),
+    /// The agent's pages in a real browser (Chromium); part of the test command.
+    Page(page::Args),
     /// Run the real SGLang control plane and score the agent against its truth (10 GB to install).
     Engine(engine::Args),
     /// rustfmt, clippy, rustdoc and cargo-deny, warnings as errors.
@@ -72,6 +75,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Engine(args) => engine::run(&args),
         Command::Dashboards => dashboards::run(),
         Command::Lint => lint::run(),
+        Command::Page(args) => page::run(&args),
         Command::Live(args) => live::run(&args),
         Command::Bench(args) => bench::run(&args),
     }?;

@@ -1,11 +1,9 @@
 //! Commands: what a person or an init system starts. The edges meet here; no logic of the stages.
 
 mod bundle;
-mod chart;
 pub mod config;
 mod doctor;
 mod engines;
-mod explain;
 mod gpus;
 mod measure;
 mod network;
@@ -28,6 +26,7 @@ use clap::{Args, Parser, Subcommand};
 use config::{Config, DEFAULT_LISTEN, Hook};
 
 use crate::export::counters::{Counters, Reason, Signal};
+use crate::prose::{explain, picture};
 
 /// How a command ended; its number is the exit code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -204,7 +203,7 @@ struct ExplainArgs {
     /// The API's JSON instead of text.
     #[arg(long)]
     json: bool,
-    /// Also draw what its GPUs moved into an SVG file.
+    /// Also draw its time line into an SVG file: both sides, their messages and phases, what GPUs and network moved.
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
 }

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::export::otlp::without_login;
 use crate::export::query::PAGE_MAX;
 
-use super::{End, ExplainArgs, Failure, Outcome, RoomsArgs, chart, explain, print};
+use super::{End, ExplainArgs, Failure, Outcome, RoomsArgs, explain, picture, print};
 
 /// How long an answer may take. The agent answers from memory; longer means that it does not.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -83,13 +83,7 @@ pub(super) fn explain(args: &ExplainArgs) -> Outcome {
         )));
     }
     if let Some(file) = &args.svg {
-        let picture = chart::svg(&body).ok_or_else(|| {
-            Failure::usage(anyhow!(
-                "no reading of a GPU, a port or connections of room {} is known, so there is nothing to draw (see `gpus` and `network` in /status)",
-                args.room
-            ))
-        })?;
-        std::fs::write(file, picture)
+        std::fs::write(file, picture::standalone(&body))
             .with_context(|| format!("cannot write {}", file.display()))
             .map_err(Failure::usage)?;
     }

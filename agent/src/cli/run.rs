@@ -19,7 +19,7 @@ use crate::control::Judgement;
 use crate::event::{Mono, SECOND};
 use crate::export::clock::{Bracket, Clock};
 use crate::export::metrics::MetricsSnapshot;
-use crate::export::query::{Findings, Query, Rooms, RoomsFilter};
+use crate::export::query::{Findings, First, Query, Rooms, RoomsFilter};
 use crate::export::recording::Recording;
 use crate::export::{Exports, Identity, Options};
 use crate::kernel::{self, Capture, CaptureConfig};
@@ -297,6 +297,10 @@ impl Agent {
                 Query::Room { room, reply } => {
                     let rooms = self.pipeline.rooms().details(room);
                     drop(reply.send(Rooms { rooms, more: false, clock: self.clock.clone() }));
+                }
+                Query::First { pinned, oldest, reply } => {
+                    let rooms = self.pipeline.rooms().overview(pinned, oldest);
+                    drop(reply.send(First { rooms, clock: self.clock.clone() }));
                 }
                 Query::Findings { limit, reply } => drop(reply.send(self.findings(limit))),
                 Query::Status { reply } => drop(reply.send(self.status())),

@@ -1,4 +1,4 @@
-//! HTTP server of the agent: metrics, rooms, findings, health, status. Read only.
+//! HTTP server of the agent: metrics, rooms, findings, health, status, and pages for people (`page`). Read only.
 //!
 //! It has no authentication: it listens where it is told to, by default on loopback. Everything a client can
 //! ask for is bounded: connections, size and time of a request, rooms per answer.
@@ -28,8 +28,9 @@ use super::process::Process;
 use super::prometheus::{Format, PhaseDurations, encode};
 use super::query::{Key, PAGE_MAX, QueryError, QueryHandle, RoomsFilter};
 use super::record::Maker;
-use super::{ExportError, Identity};
+use super::{ExportError, Identity, page};
 use crate::accept::accept;
+use crate::rooms::model::RoomSnapshot;
 use crate::verdict::model::Finding;
 
 /// Clients at once.
@@ -48,7 +49,7 @@ const ANSWER_TIME: Duration = Duration::from_secs(10);
 const PAGE: usize = 100;
 
 /// The pipeline publishes about once a second; after this long without, something holds it.
-const STALLED: Duration = Duration::from_secs(30);
+pub(super) const STALLED: Duration = Duration::from_secs(30);
 
 /// What the pipeline published last, and when.
 #[derive(Clone, Debug)]
@@ -110,6 +111,7 @@ fn router(answers: Arc<Answers>) -> Router {
         .route("/healthz", get(healthz))
         .route("/readyz", get(readyz))
         .route("/status", get(status))
+        .merge(page::routes())
         .fallback(|| async { error(StatusCode::NOT_FOUND, "no such page") })
         .method_not_allowed_fallback(|| async { error(StatusCode::METHOD_NOT_ALLOWED, "only GET is served") })
         .layer(middleware::from_fn(in_time))
@@ -191,7 +193,7 @@ fn key(text: &str) -> Option<Key> {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct RoomParameters {
+pub(super) struct RoomParameters {
     /// Which use of the number; without it the newest.
     incarnation: Option<u32>,
 }
@@ -201,24 +203,42 @@ async fn room(
     number: Result<Path<String>, PathRejection>,
     parameters: Result<Query<RoomParameters>, QueryRejection>,
 ) -> Response {
-    let Some(number) = number.ok().and_then(|Path(n)| n.parse::<u64>().ok()) else {
-        return error(StatusCode::BAD_REQUEST, "a room is a number from 0 to 18446744073709551615");
-    };
-    let incarnation = match parameters {
-        Ok(Query(p)) => p.incarnation,
-        Err(e) => return error(StatusCode::BAD_REQUEST, &e.body_text()),
+    let (number, incarnation) = match asked(number, parameters) {
+        Ok(asked) => asked,
+        Err(what) => return error(StatusCode::BAD_REQUEST, &what),
     };
     let found = match a.queries.room(number).await {
         Ok(found) => found,
         Err(e) => return busy(e),
     };
-    let wanted = |r: &&crate::rooms::model::RoomSnapshot| incarnation.is_none_or(|i| r.incarnation == i);
-    let Some(r) = found.rooms.iter().filter(wanted).max_by_key(|r| r.incarnation) else {
-        let what =
-            format!("room {number} is not known here: no control message of it was seen, or it is forgotten");
-        return error(StatusCode::NOT_FOUND, &what);
+    let Some(r) = chosen(&found.rooms, incarnation) else {
+        return error(StatusCode::NOT_FOUND, &not_known(number));
     };
     Json(Maker { identity: &a.identity, clock: &found.clock }.room(r)).into_response()
+}
+
+/// Which room is asked for, and which use of its number.
+///
+/// # Errors
+/// What is wrong with the question.
+pub(super) fn asked(
+    number: Result<Path<String>, PathRejection>,
+    parameters: Result<Query<RoomParameters>, QueryRejection>,
+) -> Result<(u64, Option<u32>), String> {
+    let number = number.ok().and_then(|Path(n)| n.parse::<u64>().ok());
+    let number = number.ok_or("a room is a number from 0 to 18446744073709551615")?;
+    let Query(parameters) = parameters.map_err(|e| e.body_text())?;
+    Ok((number, parameters.incarnation))
+}
+
+/// Of the uses of a number the one asked for, else the newest.
+pub(super) fn chosen(rooms: &[RoomSnapshot], incarnation: Option<u32>) -> Option<&RoomSnapshot> {
+    let wanted = |r: &&RoomSnapshot| incarnation.is_none_or(|i| r.incarnation == i);
+    rooms.iter().filter(wanted).max_by_key(|r| r.incarnation)
+}
+
+pub(super) fn not_known(number: u64) -> String {
+    format!("room {number} is not known here: no control message of it was seen, or it is forgotten")
 }
 
 #[derive(Deserialize)]

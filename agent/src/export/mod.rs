@@ -1,4 +1,4 @@
-//! Everything that leaves the agent: JSON lines, OpenTelemetry, Prometheus text, the HTTP API.
+//! Everything that leaves the agent: JSON lines, OpenTelemetry, Prometheus text, the HTTP API, pages.
 //!
 //! Fed by the thread that follows the rooms through [`Exports`], whose calls on that thread never block and
 //! never fail: what cannot be taken is dropped and counted. All I/O happens on other threads. No room logic
@@ -17,6 +17,7 @@ mod metrics_gpu;
 mod metrics_network;
 mod network;
 pub mod otlp;
+mod page;
 mod phases;
 mod process;
 mod prometheus;

@@ -11,6 +11,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::clock::Clock;
 use crate::event::Mono;
 use crate::rooms::model::RoomSnapshot;
+use crate::rooms::overview::Overview;
 use crate::verdict::model::Finding;
 
 /// Questions waiting at most.
@@ -83,6 +84,15 @@ pub struct Findings {
     pub clock: Clock,
 }
 
+/// What a person looks at first, as an answer.
+#[derive(Clone, Debug)]
+pub struct First {
+    /// Rooms, and how many there are.
+    pub rooms: Overview,
+    /// Clock to read their times with.
+    pub clock: Clock,
+}
+
 /// A question. Whoever answers sends into `reply`; dropping it means "cannot say".
 #[derive(Debug)]
 pub enum Query {
@@ -99,6 +109,15 @@ pub enum Query {
         room: u64,
         /// Where the answer goes.
         reply: oneshot::Sender<Rooms>,
+    },
+    /// The pinned rooms, surest first, and the oldest others.
+    First {
+        /// How many pinned ones, 1 to [`PAGE_MAX`].
+        pinned: usize,
+        /// How many others, 1 to [`PAGE_MAX`].
+        oldest: usize,
+        /// Where the answer goes.
+        reply: oneshot::Sender<First>,
     },
     /// What is wrong with engines, and what pins rooms.
     Findings {
@@ -165,6 +184,14 @@ impl QueryHandle {
     /// [`QueryError`].
     pub async fn room(&self, room: u64) -> Result<Rooms, QueryError> {
         self.ask(|reply| Query::Room { room, reply }).await
+    }
+
+    /// Asks for what a person looks at first.
+    ///
+    /// # Errors
+    /// [`QueryError`].
+    pub async fn first(&self, pinned: usize, oldest: usize) -> Result<First, QueryError> {
+        self.ask(|reply| Query::First { pinned, oldest, reply }).await
     }
 
     /// Asks for findings.

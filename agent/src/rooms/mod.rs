@@ -16,6 +16,7 @@ mod groups;
 mod messages;
 pub mod model;
 mod network;
+pub mod overview;
 pub(crate) mod peers;
 mod rates;
 mod requests;

@@ -3,6 +3,7 @@
 
 mod completeness;
 mod lives;
+mod overview;
 mod peers;
 mod requests;
 #[path = "../rooms_support/mod.rs"]

@@ -1,4 +1,4 @@
-//! What GPUs, RDMA ports and connections moved against the phases of a room, drawn as text and as SVG.
+//! What GPUs, RDMA ports and connections moved against the phases of a room, drawn as text.
 //!
 //! Pure: from the JSON record that scripts get. Bars are readings as they were made: what was not read is blank, and nothing is divided
 //! among rooms.
@@ -14,6 +14,8 @@
 use std::fmt::Write as _;
 
 use serde_json::Value;
+
+use super::{list, seconds, text};
 
 /// Columns of the text.
 const COLUMNS: usize = 60;
@@ -41,8 +43,6 @@ struct Chart {
     rows: Vec<Row>,
     /// For each role seen: when its KV cache could move.
     phases: Vec<(String, f64, f64)>,
-    /// Messages: when, and what.
-    marks: Vec<(f64, String)>,
     /// What GPUs and ports suffered.
     troubles: Vec<(f64, String)>,
     most: f64,
@@ -60,20 +60,12 @@ impl Chart {
             length,
             rows: Vec::new(),
             phases: Vec::new(),
-            marks: Vec::new(),
             troubles: Vec::new(),
             most: 0.0,
             wholes: Vec::new(),
         };
         for moved in list(&record["gpu"]).iter().chain(list(&record["network"])) {
             chart.moved(moved, opened);
-        }
-        for role in ["prefill", "decode"] {
-            for m in list(&record["views"][role]["messages"]) {
-                let at = m["time"].as_str().and_then(|t| seconds(opened, t));
-                let status = m["status"].as_str().map(|s| format!(" {s}")).unwrap_or_default();
-                chart.marks.extend(at.map(|at| (at, format!("{role} {}{status}", text(&m["kind"])))));
-            }
         }
         chart.rows.truncate(ROWS);
         let rates = chart.rows.iter().flat_map(|r| &r.bars).map(|b| b.2);
@@ -130,7 +122,7 @@ impl Chart {
 }
 
 /// Rows of characters; nothing where no reading is listed.
-pub(super) fn draw(out: &mut String, record: &Value) {
+pub(crate) fn draw(out: &mut String, record: &Value) {
     let Some(chart) = Chart::of(record) else { return };
     let titles = chart.rows.iter().map(|r| r.title.chars().count());
     let wide = titles.max().unwrap_or(0).max("prefill phases".len());
@@ -191,115 +183,29 @@ fn cell(row: &Row, column: usize, chart: &Chart) -> char {
 }
 
 /// Bytes a second in words.
-fn rate(bytes: f64) -> String {
-    let units = [(1e9, "GB/s"), (1e6, "MB/s"), (1e3, "kB/s")];
+pub(crate) fn rate(bytes: f64) -> String {
+    format!("{}/s", scaled(bytes))
+}
+
+/// Bytes in words.
+pub(crate) fn amount(bytes: u64) -> String {
+    scaled(bytes as f64)
+}
+
+fn scaled(bytes: f64) -> String {
+    let units = [(1e9, "GB"), (1e6, "MB"), (1e3, "kB")];
     let unit = units.into_iter().find(|(size, _)| bytes >= *size);
-    unit.map_or_else(|| format!("{bytes:.0} B/s"), |(size, name)| format!("{:.1} {name}", bytes / size))
-}
-
-/// Where the drawing begins and how wide and high its parts are, in units of SVG.
-const LEFT: f64 = 20.0;
-const WIDE: f64 = 860.0;
-const HIGH: f64 = 60.0;
-
-/// The same as a picture; `None`: no reading is listed.
-pub(super) fn svg(record: &Value) -> Option<String> {
-    let chart = Chart::of(record)?;
-    let rows = chart.rows.len() as f64;
-    let top = 70.0 + 18.0 * chart.phases.len() as f64;
-    let height = top + rows * (HIGH + 26.0) + 30.0;
-    let mut out = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"900\" height=\"{height:.0}\" font-family=\"sans-serif\" \
-         font-size=\"12\">\n<rect width=\"900\" height=\"{height:.0}\" fill=\"white\"/>\n"
-    );
-    let say = |out: &mut String, x: f64, y: f64, what: &str| {
-        let _ = writeln!(out, "<text x=\"{x:.1}\" y=\"{y:.1}\">{}</text>", escaped(what));
-    };
-    say(
-        &mut out,
-        LEFT,
-        22.0,
-        &format!("room {}: {} against its phases", text(&record["room"]), chart.bytes()),
-    );
-    let whole = chart.wholes.join(", ");
-    say(
-        &mut out,
-        LEFT,
-        40.0,
-        &format!("Whole {whole}, of every room that was handed over then. Blank: not measured."),
-    );
-    for (n, (role, from, to)) in chart.phases.iter().enumerate() {
-        let y = 50.0 + 18.0 * n as f64;
-        let (a, b) = (chart.place(*from, WIDE), chart.place(*to, WIDE));
-        for (x, wide, colour) in [(0.0, a, "#d9d9d9"), (a, b - a, "#9ecae1")] {
-            let _ = writeln!(
-                out,
-                "<rect x=\"{:.1}\" y=\"{y:.1}\" width=\"{wide:.1}\" height=\"14\" fill=\"{colour}\"/>",
-                LEFT + x
-            );
-        }
-        say(&mut out, LEFT + 4.0, y + 11.0, &format!("{role}: bootstrap (grey), transfer (blue)"));
-    }
-    for (n, row) in chart.rows.iter().enumerate() {
-        let base = top + n as f64 * (HIGH + 26.0) + HIGH + 16.0;
-        let peak = row.bars.iter().map(|b| b.2).fold(0.0, f64::max);
-        say(&mut out, LEFT, base - HIGH - 4.0, &format!("{} ({}), peak {}", row.title, row.role, rate(peak)));
-        for (from, to, rate) in &row.bars {
-            let (a, b) = (chart.place(*from, WIDE), chart.place(*to, WIDE));
-            // What was read as nothing is still seen to have been read.
-            let high = if chart.most > 0.0 { (rate / chart.most * HIGH).max(1.0) } else { 1.0 };
-            let _ = writeln!(
-                out,
-                "<rect x=\"{:.1}\" y=\"{:.1}\" width=\"{:.2}\" height=\"{high:.1}\" fill=\"#3182bd\"/>",
-                LEFT + a,
-                base - high,
-                (b - a).max(0.3)
-            );
-        }
-    }
-    let bottom = height - 24.0;
-    let marks =
-        chart.marks.iter().map(|m| (m, "#636363")).chain(chart.troubles.iter().map(|t| (t, "#de2d26")));
-    for ((at, what), colour) in marks {
-        let x = LEFT + chart.place(*at, WIDE);
-        let _ = writeln!(
-            out,
-            "<line x1=\"{x:.1}\" y1=\"46\" x2=\"{x:.1}\" y2=\"{bottom:.1}\" stroke=\"{colour}\" stroke-dasharray=\"2 3\"><title>{} at \
-             {at:+.3} s</title></line>",
-            escaped(what)
-        );
-    }
-    say(&mut out, LEFT, height - 8.0, "+0 s");
-    say(&mut out, LEFT + WIDE - 70.0, height - 8.0, &format!("{:+.3} s", chart.length));
-    out.push_str("</svg>\n");
-    Some(out)
-}
-
-/// Text that stands between tags.
-fn escaped(s: &str) -> String {
-    s.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
-}
-
-fn seconds(from: &str, to: &str) -> Option<f64> {
-    let parse = |s: &str| s.parse::<jiff::Timestamp>().ok();
-    Some(parse(to)?.duration_since(parse(from)?).as_secs_f64())
-}
-
-fn list(value: &Value) -> &[Value] {
-    value.as_array().map_or(&[], Vec::as_slice)
+    unit.map_or_else(|| format!("{bytes:.0} B"), |(size, name)| format!("{:.1} {name}", bytes / size))
 }
 
 /// A link of a GPU, a port, or a rank's connections.
-pub(super) fn name(of: &Value) -> String {
+pub(crate) fn name(of: &Value) -> String {
     match (of["link"].as_str(), of["pid"].as_u64()) {
         (Some("rdma"), _) => format!("RDMA {}", text(&of["name"])),
         (Some("tcp"), Some(pid)) => format!("TCP of process {pid}"),
-        _ => format!("{} {}", text(&of["uuid"]), text(&of["link"])),
+        (Some(link), _) => format!("{} {link}", text(&of["uuid"])),
+        (None, _) => text(&of["uuid"]).to_owned(),
     }
-}
-
-fn text(value: &Value) -> &str {
-    value.as_str().unwrap_or("?")
 }
 
 #[cfg(test)]
@@ -345,26 +251,13 @@ mod tests {
     }
 
     #[test]
-    fn the_picture_has_a_bar_for_each_reading_and_no_tag_from_a_name() {
-        let svg = svg(&record()).unwrap();
-        assert_eq!(svg.matches("#3182bd").count(), 6, "three readings, out and in");
-        assert!(svg.contains("GPU-&lt;a&gt; pcie out (prefill), peak 8.0 GB/s") && !svg.contains("GPU-<a>"));
-        assert!(
-            svg.contains("<title>xid 79 at +30.000 s</title>")
-                && svg.contains("prefill METADATA at +10.000 s")
-        );
-        assert_eq!(svg.matches("<svg").count(), svg.matches("</svg>").count());
-    }
-
-    #[test]
     fn without_readings_nothing_is_drawn() {
         for gpu in [json!(null), json!([]), json!([{"uuid": "GPU-a", "series": []}])] {
             let mut record = record();
             record["gpu"] = gpu;
             let mut out = String::new();
             draw(&mut out, &record);
-            assert!(out.is_empty() && svg(&record).is_none());
+            assert!(out.is_empty());
         }
-        assert!(svg(&json!({})).is_none());
     }
 }

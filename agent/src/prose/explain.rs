@@ -1,4 +1,4 @@
-//! One room as a page for a person at three in the morning: summary line, why, time line, what is owed, what is
+//! One room explained to a person at three in the morning: summary line, why, time line, what is owed, what is
 //! known and unknown, what to do. Pure: text from the JSON record that scripts get, so both say the same.
 #![allow(clippy::indexing_slicing, reason = "indexing a JSON value gives null for what is not there")]
 
@@ -6,55 +6,139 @@ use std::fmt::Write as _;
 
 use serde_json::Value;
 
-use super::chart;
+use super::{chart, clock, list, seconds, text};
 
-/// The page. `record` is a room's JSON record, `findings` are those that are open; a missing key reads as "not known".
-pub(super) fn page(record: &Value, findings: &[Value]) -> String {
+/// Which part of the explanation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum About {
+    /// Why it is judged so.
+    Why,
+    /// What happened, in order of time.
+    Time,
+    /// Where each side stands.
+    Standing,
+    /// What was seen and what was not.
+    Known,
+    /// Other readings of the same evidence.
+    Candidates,
+    /// What to do.
+    Actions,
+    /// Log lines of the engine to look for.
+    Log,
+    /// Upstream reports.
+    Upstream,
+}
+
+/// One part, as the text has it.
+#[derive(Debug)]
+pub(crate) struct Part {
+    pub(crate) about: About,
+    /// A blank line, a title, and lines that are indented.
+    text: String,
+}
+
+impl Part {
+    pub(crate) fn title(&self) -> &str {
+        self.text.trim_start().lines().next().unwrap_or_default()
+    }
+
+    /// Its lines without the first indentation.
+    pub(crate) fn lines(&self) -> impl Iterator<Item = &str> {
+        self.text.trim_start().lines().skip(1).map(|l| l.strip_prefix("  ").unwrap_or(l))
+    }
+}
+
+/// The whole. `record` is a room's JSON record, `findings` are those that are open; a missing key reads as "not known".
+pub(crate) fn page(record: &Value, findings: &[Value]) -> String {
     let mut out = summary(record, findings);
     out.push('\n');
-    why(&mut out, record);
-    time_line(&mut out, record);
-    chart::draw(&mut out, record);
-    standing(&mut out, record);
-    known(&mut out, record);
-    if !closed(record) {
-        candidates(&mut out, record);
-        actions(&mut out, record);
-        log_lines(&mut out, record);
+    for part in parts(record) {
+        if part.about == About::Standing {
+            chart::draw(&mut out, record);
+        }
+        out.push_str(&part.text);
     }
-    upstream(&mut out, record);
     out
 }
 
-/// The first line, as in `rooms`: who owes what to whom, whether it ends by itself, what to do.
-pub(super) fn summary(record: &Value, findings: &[Value]) -> String {
-    let verdict = &record["verdict"];
-    let mut parts =
-        vec![format!("room {}{}{} {}", text(&record["room"]), rid(record), life(record), state(record))];
-    if let Some(owes) = owes(record).filter(|_| !closed(record)) {
-        parts.push(owes);
+/// What stands below the first line, each part that has something to say.
+pub(crate) fn parts(record: &Value) -> Vec<Part> {
+    type Write = fn(&mut String, &Value);
+    let all: [(About, Write); 8] = [
+        (About::Why, why),
+        (About::Time, time_line),
+        (About::Standing, standing),
+        (About::Known, known),
+        (About::Candidates, candidates),
+        (About::Actions, actions),
+        (About::Log, log_lines),
+        (About::Upstream, upstream),
+    ];
+    let open_only = [About::Candidates, About::Actions, About::Log];
+    let told = all.into_iter().filter(|(about, _)| !closed(record) || !open_only.contains(about));
+    let part = |(about, write): (About, Write)| {
+        let mut text = String::new();
+        write(&mut text, record);
+        Part { about, text }
+    };
+    told.map(part).filter(|p| !p.text.is_empty()).collect()
+}
+
+/// The first line in its parts: who owes what to whom, whether it ends by itself, what to do.
+#[derive(Debug)]
+pub(crate) struct Head<'a> {
+    /// `room 7 (rid …)`.
+    name: String,
+    pub(crate) state: String,
+    pub(crate) owes: Option<String>,
+    pub(crate) ends: Option<String>,
+    /// How many rooms hang on the same cause.
+    pub(crate) shared: Option<String>,
+    pub(crate) holds: Option<String>,
+    /// The first action that clears it; finding out comes before it in the list below.
+    pub(crate) act: Option<&'a Value>,
+    upstream: Option<&'a str>,
+}
+
+impl<'a> Head<'a> {
+    pub(crate) fn of(record: &'a Value, findings: &[Value]) -> Self {
+        let verdict = &record["verdict"];
+        let pinned = record["pinned"].as_bool() == Some(true);
+        Self {
+            name: format!("room {}{}{}", text(&record["room"]), rid(record), life(record)),
+            state: state(record),
+            owes: owes(record).filter(|_| !closed(record)),
+            ends: pinned.then(|| match verdict["ends_by_itself"]["at"].as_str() {
+                Some(at) => {
+                    format!("ends by itself at {} ({})", clock(at), text(&verdict["ends_by_itself"]["timer"]))
+                }
+                None => "never ends by itself".to_owned(),
+            }),
+            shared: shared(verdict, findings).filter(|_| pinned),
+            holds: pages(record).filter(|_| pinned).map(|pages| format!("holds {pages} pages")),
+            act: first_act(verdict).filter(|_| pinned),
+            upstream: applicable(record).next().filter(|_| pinned).map(|issue| text(&issue["url"])),
+        }
     }
-    if record["pinned"].as_bool() == Some(true) {
-        parts.push(match verdict["ends_by_itself"]["at"].as_str() {
-            Some(at) => {
-                format!("ends by itself at {} ({})", clock(at), text(&verdict["ends_by_itself"]["timer"]))
-            }
-            None => "never ends by itself".to_owned(),
-        });
-        parts.extend(shared(verdict, findings));
-        if let Some(pages) = pages(record) {
-            parts.push(format!("holds {pages} pages"));
-        }
-        let actions = list(&verdict["actions"]);
-        // The first that clears it; finding out comes before it in the list below.
-        if let Some(act) = actions.iter().find(|a| a["clears"].as_bool() == Some(true)).or(actions.first()) {
-            parts.push(format!("do: {}", text(&act["command"])));
-        }
-        if let Some(issue) = applicable(record).next() {
-            parts.push(format!("upstream: {}", text(&issue["url"])));
-        }
+
+    fn line(self) -> String {
+        let first = Some(format!("{} {}", self.name, self.state));
+        let act = self.act.map(|a| format!("do: {}", text(&a["command"])));
+        let upstream = self.upstream.map(|url| format!("upstream: {url}"));
+        let parts = [first, self.owes, self.ends, self.shared, self.holds, act, upstream];
+        parts.into_iter().flatten().collect::<Vec<_>>().join(" · ")
     }
-    parts.join(" · ")
+}
+
+/// The first line, as in `rooms`.
+pub(crate) fn summary(record: &Value, findings: &[Value]) -> String {
+    Head::of(record, findings).line()
+}
+
+/// The first action that clears it, else the first.
+pub(crate) fn first_act(of: &Value) -> Option<&Value> {
+    let actions = list(&of["actions"]);
+    actions.iter().find(|a| a["clears"].as_bool() == Some(true)).or(actions.first())
 }
 
 /// How many rooms hang on the same cause, and what it is where an engine's own finding tells more than the verdict.
@@ -88,7 +172,7 @@ fn cause<'a>(verdict: &Value, findings: &'a [Value]) -> Option<&'a Value> {
 }
 
 /// One line for each open finding, and how many there are beyond them.
-pub(super) fn finding_lines(findings: &[Value], total: usize) -> String {
+pub(crate) fn finding_lines(findings: &[Value], total: usize) -> String {
     let mut out = String::new();
     for f in findings {
         out.push_str(&finding_line(f));
@@ -115,9 +199,7 @@ fn finding_line(f: &Value) -> String {
     } else {
         parts.extend(list(&f["evidence"]).first().map(|e| text(e).to_owned()));
     }
-    let actions = list(&f["actions"]);
-    let act = actions.iter().find(|a| a["clears"].as_bool() == Some(true)).or(actions.first());
-    parts.extend(act.map(|a| format!("do: {}", text(&a["command"]))));
+    parts.extend(first_act(f).map(|a| format!("do: {}", text(&a["command"]))));
     parts.join(" · ")
 }
 
@@ -196,7 +278,7 @@ fn peer_of(record: &Value, role: &str) -> Option<String> {
     Some(endpoint.map_or_else(|| role.to_owned(), |e| format!("{role} {e}")))
 }
 
-fn party(party: &Value) -> String {
+pub(crate) fn party(party: &Value) -> String {
     let mut out = party["role"].as_str().unwrap_or("someone outside the engines").to_owned();
     if let Some(rank) = party["rank"].as_u64() {
         let _ = write!(out, " rank {rank}");
@@ -596,25 +678,6 @@ fn log_lines(out: &mut String, record: &Value) {
     }
 }
 
-fn list(value: &Value) -> &[Value] {
-    value.as_array().map_or(&[], Vec::as_slice)
-}
-
-fn text(value: &Value) -> &str {
-    value.as_str().unwrap_or("?")
-}
-
-/// `2026-11-29T02:41:07.123456789Z` → `02:41:07.123456`.
-fn clock(rfc3339: &str) -> &str {
-    let time = rfc3339.split_once('T').map_or(rfc3339, |(_, time)| time);
-    let time = time.strip_suffix('Z').unwrap_or(time);
-    time.get(..15).unwrap_or(time)
-}
-
 fn since(from: &str, to: &str) -> String {
-    let parse = |s: &str| s.parse::<jiff::Timestamp>().ok();
-    match (parse(from), parse(to)) {
-        (Some(from), Some(to)) => format!("{:+.3}", to.duration_since(from).as_secs_f64()),
-        _ => String::new(),
-    }
+    seconds(from, to).map_or_else(String::new, |s| format!("{s:+.3}"))
 }
