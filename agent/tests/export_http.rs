@@ -50,7 +50,9 @@ fn answer(query: Query, known: &[RoomSnapshot]) {
     let clock = Clock::fixed(EPOCH);
     match query {
         Query::Rooms { filter, reply } => {
+            let overdue = |r: &RoomSnapshot| r.verdict.is_some() && !r.pinned();
             let wanted = known.iter().filter(|r| filter.pinned.is_none_or(|p| r.pinned() == p));
+            let wanted = wanted.filter(|r| !filter.overdue || overdue(r));
             let (keys, more) = filter.page(wanted.map(|r| (r.room, r.incarnation)));
             let of = |k: &(u64, u32)| known.iter().find(|r| (r.room, r.incarnation) == *k).unwrap().clone();
             let _ = reply.send(Rooms { rooms: keys.iter().map(of).collect(), more, clock });
@@ -114,6 +116,7 @@ async fn rooms_are_listed_filtered_and_paged() {
     let (_, only) = json(at, "/api/v1/rooms?pinned=true").await;
     assert_eq!(rooms(&only), ["5", "9"]);
     assert_eq!(only["rooms"][0]["verdict"]["class"], "abort_before_entry");
+    assert_eq!(rooms(&json(at, "/api/v1/rooms?overdue=true").await.1), [] as [&str; 0]);
     let (_, first) = json(at, "/api/v1/rooms?limit=2").await;
     assert_eq!((rooms(&first), &first["next"]), (vec!["1".to_owned(), "3".to_owned()], &"3.0".into()));
     let (_, rest) = json(at, "/api/v1/rooms?limit=100&after=3.0").await;
@@ -207,6 +210,9 @@ async fn bad_input_is_named_and_costs_nothing() {
     let pipeline = Pipeline::start(exports, some_rooms());
     for (path, status) in [
         ("/api/v1/rooms?pinned=maybe", 400),
+        ("/api/v1/rooms?overdue=perhaps", 400),
+        ("/api/v1/rooms?overdue=true&pinned=true", 400),
+        ("/api/v1/rooms?overdue=true&closed=true", 400),
         ("/api/v1/rooms?limit=0", 400),
         ("/api/v1/rooms?limit=501", 400),
         ("/api/v1/rooms?limit=-1", 400),

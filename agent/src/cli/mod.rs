@@ -2,6 +2,7 @@
 
 mod bundle;
 mod chart;
+mod clean;
 pub mod config;
 mod doctor;
 mod engines;
@@ -9,12 +10,14 @@ mod explain;
 mod gpus;
 mod measure;
 mod network;
+mod peers;
 mod probes;
 mod recording;
 mod remote;
 mod replay;
 mod run;
 mod spans;
+mod top;
 mod unread;
 
 use std::io::Write as _;
@@ -90,6 +93,8 @@ enum Command {
     Rooms(RoomsArgs),
     /// Tell everything known of one room.
     Explain(ExplainArgs),
+    /// Watch a running agent in the terminal: rooms, findings, peers, loss, cost.
+    Top(top::TopArgs),
     /// Put what a running agent knows into one archive, for a report to others.
     Bundle(BundleArgs),
     /// Check what this host allows and say what to do about the rest.
@@ -330,6 +335,7 @@ pub fn main() -> ExitCode {
         Command::Replay(args) => replay::replay(&args),
         Command::Rooms(args) => remote::rooms(&args),
         Command::Explain(args) => remote::explain(&args),
+        Command::Top(args) => top::top(&args),
         Command::Bundle(args) => bundle::bundle(&args),
         Command::Doctor(args) => args.resolve().and_then(|config| doctor::doctor(&config, args.json)),
         Command::Config(ConfigCommand::Check { file }) => check(&file),
