@@ -60,6 +60,7 @@ async fn rooms_are_listed_filtered_and_paged() {
     let (_, only) = json(at, "/api/v1/rooms?pinned=true").await;
     assert_eq!(rooms(&only), ["5", "9"]);
     assert_eq!(only["rooms"][0]["verdict"]["class"], "abort_before_entry");
+    assert_eq!(rooms(&json(at, "/api/v1/rooms?overdue=true").await.1), [] as [&str; 0]);
     let (_, first) = json(at, "/api/v1/rooms?limit=2").await;
     assert_eq!((rooms(&first), &first["next"]), (vec!["1".to_owned(), "3".to_owned()], &"3.0".into()));
     let (_, rest) = json(at, "/api/v1/rooms?limit=100&after=3.0").await;
@@ -153,6 +154,9 @@ async fn bad_input_is_named_and_costs_nothing() {
     let pipeline = Pipeline::start(exports, some());
     for (path, status) in [
         ("/api/v1/rooms?pinned=maybe", 400),
+        ("/api/v1/rooms?overdue=perhaps", 400),
+        ("/api/v1/rooms?overdue=true&pinned=true", 400),
+        ("/api/v1/rooms?overdue=true&closed=true", 400),
         ("/api/v1/rooms?limit=0", 400),
         ("/api/v1/rooms?limit=501", 400),
         ("/api/v1/rooms?limit=-1", 400),

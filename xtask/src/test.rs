@@ -10,9 +10,10 @@ use anyhow::{Context, Result, bail};
 
 use crate::{demo, ebpf, install, live, page, prometheus};
 
-/// Debian packages that tests need: libzmq for the workload, tcpdump and tshark as independent witnesses.
+/// Debian packages that tests need: libzmq for the workload, tcpdump and tshark as independent witnesses, tmux as a
+/// terminal for `roomtrace top`.
 const PACKAGES: &[&str] =
-    &["libzmq3-dev", "pkg-config", "tcpdump", "tshark", "python3", "iproute2", "ca-certificates"];
+    &["libzmq3-dev", "pkg-config", "tcpdump", "tshark", "tmux", "python3", "iproute2", "ca-certificates"];
 
 /// Arguments.
 #[derive(clap::Args)]

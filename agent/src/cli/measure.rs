@@ -261,7 +261,10 @@ pub(super) fn request_status(pipeline: &Pipeline) -> Value {
 /// The room table's part of `/status`.
 pub(super) fn room_status(pipeline: &Pipeline) -> Value {
     let gauges = pipeline.rooms().gauges();
-    json!({"views_open": gauges.rooms, "closed_kept": gauges.closed_kept, "connections": gauges.connections})
+    json!({
+        "views_open": gauges.rooms, "overdue": pipeline.rooms().overdue_keys().count(),
+        "closed_kept": gauges.closed_kept, "connections": gauges.connections,
+    })
 }
 
 fn nanos(seconds: f64) -> u64 {

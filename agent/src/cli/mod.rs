@@ -1,18 +1,21 @@
 //! Commands: what a person or an init system starts. The edges meet here; no logic of the stages.
 
 mod bundle;
+mod clean;
 pub mod config;
 mod doctor;
 mod engines;
 mod gpus;
 mod measure;
 mod network;
+mod peers;
 mod probes;
 mod recording;
 mod remote;
 mod replay;
 mod run;
 mod spans;
+mod top;
 mod unread;
 
 use std::io::Write as _;
@@ -89,6 +92,8 @@ enum Command {
     Rooms(RoomsArgs),
     /// Tell everything known of one room.
     Explain(ExplainArgs),
+    /// Watch a running agent in the terminal: rooms, findings, peers, loss, cost.
+    Top(top::TopArgs),
     /// Put what a running agent knows into one archive, for a report to others.
     Bundle(BundleArgs),
     /// Check what this host allows and say what to do about the rest.
@@ -329,6 +334,7 @@ pub fn main() -> ExitCode {
         Command::Replay(args) => replay::replay(&args),
         Command::Rooms(args) => remote::rooms(&args),
         Command::Explain(args) => remote::explain(&args),
+        Command::Top(args) => top::top(&args),
         Command::Bundle(args) => bundle::bundle(&args),
         Command::Doctor(args) => args.resolve().and_then(|config| doctor::doctor(&config, args.json)),
         Command::Config(ConfigCommand::Check { file }) => check(&file),

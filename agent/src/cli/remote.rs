@@ -9,10 +9,13 @@ use serde_json::{Value, json};
 use crate::export::otlp::without_login;
 use crate::export::query::PAGE_MAX;
 
-use super::{End, ExplainArgs, Failure, Outcome, RoomsArgs, explain, picture, print};
+use super::{End, ExplainArgs, Failure, Outcome, RoomsArgs, clean, explain, picture, print};
 
 /// How long an answer may take. The agent answers from memory; longer means that it does not.
 const TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Longest answer, bytes. A page of rooms with all their messages is a few megabytes.
+const ANSWER_MAX: usize = 64 << 20;
 
 /// Pages fetched at most: 20 × 500 rooms are more than a person reads.
 const PAGES: usize = 20;
@@ -20,8 +23,11 @@ const PAGES: usize = 20;
 /// `roomtrace rooms`.
 pub(super) fn rooms(args: &RoomsArgs) -> Outcome {
     let pinned = if args.pinned { "&pinned=true" } else { "" };
-    let (rooms, next) = pages(&args.api.api, pinned)?;
-    let (findings, total) = findings(&args.api.api)?;
+    let (mut rooms, next) = pages(&args.api.api, pinned)?;
+    let (mut findings, total) = findings(&args.api.api)?;
+    if !args.json {
+        rooms.iter_mut().chain(&mut findings).for_each(clean::json);
+    }
     let end = if args.pinned && !rooms.is_empty() { End::Findings } else { End::Fine };
     let mut text = String::new();
     if args.json {
@@ -74,7 +80,7 @@ fn findings(api: &str) -> Result<(Vec<Value>, usize), Failure> {
 /// `roomtrace explain ROOM`.
 pub(super) fn explain(args: &ExplainArgs) -> Outcome {
     let life = args.incarnation.map_or_else(String::new, |n| format!("?incarnation={n}"));
-    let (status, body) = get(&args.api.api, &format!("/api/v1/rooms/{}{life}", args.room))?;
+    let (status, mut body) = get(&args.api.api, &format!("/api/v1/rooms/{}{life}", args.room))?;
     if status == 404 {
         return Err(Failure::usage(anyhow!(
             "the agent at {} does not know room {}: it may have ended long ago, have no control traffic on that host, or belong to another host",
@@ -90,58 +96,93 @@ pub(super) fn explain(args: &ExplainArgs) -> Outcome {
     if args.json {
         return print(&format!("{body}\n"));
     }
-    print(&explain::page(&body, &findings(&args.api.api)?.0))
+    let (mut findings, _) = findings(&args.api.api)?;
+    // Onto a terminal, mostly.
+    findings.iter_mut().chain([&mut body]).for_each(clean::json);
+    print(&explain::page(&body, &findings))
 }
 
 /// Asks for JSON.
 pub(super) fn get(api: &str, path: &str) -> Result<(u16, Value), Failure> {
-    let (status, text) = fetch(api, path)?;
-    let url = format!("{}{path}", api.trim_end_matches('/'));
-    let shown = without_login(&url);
-    let body: Value = serde_json::from_str(&text).map_err(|e| {
-        Failure::cannot_observe(anyhow!(
-            "{shown} answered {status} with no JSON: {e} (is that a Roomtrace agent?)"
-        ))
-    })?;
-    if (200..300).contains(&status) || status == 404 {
-        return Ok((status, body));
-    }
-    let why = body["error"].as_str().unwrap_or("no reason given");
-    Err(Failure::cannot_observe(anyhow!("{shown} answered {status}: {why}")))
+    Asker::new(api)?.get(path)
 }
 
 /// Asks for whatever comes.
 pub(super) fn fetch(api: &str, path: &str) -> Result<(u16, String), Failure> {
-    let url = format!("{}{path}", api.trim_end_matches('/'));
-    let api = without_login(api);
-    if let Err(e) = reqwest::Url::parse(&url) {
-        return Err(Failure::usage(anyhow!(
-            "`{api}` is not the address of an agent: {e} (http://127.0.0.1:9713 is one)"
-        )));
-    }
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .context("cannot start the I/O runtime")
-        .map_err(Failure::cannot_observe)?;
-    // The HTTP client wants to know its cryptography even where it speaks plain HTTP; a second call changes nothing.
-    drop(rustls::crypto::ring::default_provider().install_default());
-    runtime.block_on(async {
-        let client = reqwest::Client::builder()
-            .timeout(TIMEOUT)
-            .no_proxy()
+    Asker::new(api)?.fetch(path)
+}
+
+/// Asks one agent, over a connection that it keeps.
+pub(super) struct Asker {
+    api: String,
+    runtime: tokio::runtime::Runtime,
+    client: reqwest::Client,
+}
+
+impl Asker {
+    /// For the agent at `api`; asks nothing yet.
+    pub(super) fn new(api: &str) -> Result<Self, Failure> {
+        if let Err(e) = reqwest::Url::parse(api) {
+            let shown = without_login(api);
+            return Err(Failure::usage(anyhow!(
+                "`{shown}` is not the address of an agent: {e} (http://127.0.0.1:9713 is one)"
+            )));
+        }
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
             .build()
+            .context("cannot start the I/O runtime")
             .map_err(Failure::cannot_observe)?;
+        // The HTTP client wants to know its cryptography even where it speaks plain HTTP; a second call changes nothing.
+        drop(rustls::crypto::ring::default_provider().install_default());
+        let client = reqwest::Client::builder().timeout(TIMEOUT).no_proxy().build();
+        let client = client.map_err(Failure::cannot_observe)?;
+        Ok(Self { api: api.trim_end_matches('/').to_owned(), runtime, client })
+    }
+
+    /// Asks for JSON.
+    pub(super) fn get(&self, path: &str) -> Result<(u16, Value), Failure> {
+        let (status, text) = self.fetch(path)?;
+        let shown = without_login(&format!("{}{path}", self.api)).into_owned();
+        let body: Value = serde_json::from_str(&text).map_err(|e| {
+            Failure::cannot_observe(anyhow!(
+                "{shown} answered {status} with no JSON: {e} (is that a Roomtrace agent?)"
+            ))
+        })?;
+        if (200..300).contains(&status) || status == 404 {
+            return Ok((status, body));
+        }
+        let why = body["error"].as_str().unwrap_or("no reason given");
+        Err(Failure::cannot_observe(anyhow!("{shown} answered {status}: {}", clean::text(why))))
+    }
+
+    /// Asks for whatever comes.
+    pub(super) fn fetch(&self, path: &str) -> Result<(u16, String), Failure> {
+        let api = without_login(&self.api);
+        let url = format!("{}{path}", self.api);
         let gone = |e: &reqwest::Error| {
             Failure::cannot_observe(anyhow!(
                 "no agent answers at {api}: {} (is `roomtrace run` up there? another address goes in --api or ROOMTRACE_API)",
                 root_cause(e)
             ))
         };
-        let answer = client.get(&url).send().await.map_err(|e| gone(&e))?;
-        let status = answer.status().as_u16();
-        Ok((status, answer.text().await.map_err(|e| gone(&e))?))
-    })
+        self.runtime.block_on(async {
+            let mut answer = self.client.get(&url).send().await.map_err(|e| gone(&e))?;
+            let status = answer.status().as_u16();
+            let mut body = Vec::new();
+            while let Some(part) = answer.chunk().await.map_err(|e| gone(&e))? {
+                if body.len() + part.len() > ANSWER_MAX {
+                    return Err(Failure::cannot_observe(anyhow!(
+                        "{} answers with more than {} MiB (is that a Roomtrace agent?)",
+                        without_login(&url),
+                        ANSWER_MAX >> 20
+                    )));
+                }
+                body.extend_from_slice(&part);
+            }
+            Ok((status, String::from_utf8_lossy(&body).into_owned()))
+        })
+    }
 }
 
 fn root_cause(error: &dyn std::error::Error) -> String {

@@ -14,7 +14,7 @@ use super::gpus::GpuReaders;
 use super::network::NetworkReaders;
 use super::probes::Prober;
 use super::spans::Spans;
-use super::{End, Failure, Outcome, measure, recording, room_config, unread};
+use super::{End, Failure, Outcome, measure, peers, recording, room_config, unread};
 use crate::control::Judgement;
 use crate::event::{Mono, SECOND};
 use crate::export::clock::{Bracket, Clock};
@@ -323,6 +323,8 @@ impl Agent {
         let table = self.pipeline.rooms();
         let (keys, more) = if filter.closed {
             filter.page(table.closed_keys())
+        } else if filter.overdue {
+            filter.page(table.overdue_keys())
         } else {
             filter.page(table.keys(filter.pinned))
         };
@@ -342,6 +344,7 @@ impl Agent {
             "control": measure::control_status(&self.pipeline),
             "requests": measure::request_status(&self.pipeline),
             "rooms": measure::room_status(&self.pipeline),
+            "peers": peers::status(self.pipeline.rooms()),
             "engines": self.engines.status(&self.pipeline),
             "spans": self.spans.status(&self.pipeline),
             "gpus": self.gpus.status(now(), self.pipeline.rooms().gpus()),

@@ -150,6 +150,7 @@ async fn metrics(State(a): State<Arc<Answers>>, headers: HeaderMap) -> Response 
 struct RoomsParameters {
     pinned: Option<bool>,
     closed: Option<bool>,
+    overdue: Option<bool>,
     limit: Option<usize>,
     /// `next` of the page before.
     after: Option<String>,
@@ -183,7 +184,12 @@ fn filter(p: &RoomsParameters) -> Result<RoomsFilter, String> {
     if p.closed == Some(true) && p.pinned.is_some() {
         return Err("closed rooms are not pinned: leave pinned out".to_owned());
     }
-    Ok(RoomsFilter { pinned: p.pinned, closed: p.closed == Some(true), after: after.transpose()?, limit })
+    let overdue = p.overdue == Some(true);
+    if overdue && (p.closed == Some(true) || p.pinned == Some(true)) {
+        return Err("overdue lists open rooms that are not pinned: leave closed and pinned out".to_owned());
+    }
+    let after = after.transpose()?;
+    Ok(RoomsFilter { pinned: p.pinned, closed: p.closed == Some(true), overdue, after, limit })
 }
 
 fn key(text: &str) -> Option<Key> {

@@ -33,6 +33,8 @@ pub struct RoomsFilter {
     pub pinned: Option<bool>,
     /// Rooms that have ended and are still kept, instead of open ones.
     pub closed: bool,
+    /// Only open ones that are overdue and not pinned; `pinned` says nothing then.
+    pub overdue: bool,
     /// Only rooms behind this one.
     pub after: Option<Key>,
     /// How many, 1 to [`PAGE_MAX`].
@@ -231,7 +233,7 @@ mod tests {
     #[test]
     fn pages_cover_every_room_once_and_in_order() {
         let keys: Vec<Key> = (0..1000_u64).map(|n| (n.wrapping_mul(7919) % 1000, 0)).collect();
-        let mut filter = RoomsFilter { pinned: None, closed: false, after: None, limit: 300 };
+        let mut filter = RoomsFilter { pinned: None, closed: false, overdue: false, after: None, limit: 300 };
         let mut seen = Vec::new();
         loop {
             let (page, more) = filter.page(keys.iter().copied());
@@ -246,7 +248,8 @@ mod tests {
 
     #[test]
     fn a_page_is_bounded_whatever_is_asked() {
-        let filter = RoomsFilter { pinned: None, closed: false, after: None, limit: usize::MAX };
+        let filter =
+            RoomsFilter { pinned: None, closed: false, overdue: false, after: None, limit: usize::MAX };
         assert_eq!(filter.page((0..10_000).map(|n| (n, 0))).0.len(), PAGE_MAX);
     }
 

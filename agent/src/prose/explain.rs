@@ -186,7 +186,7 @@ pub(crate) fn finding_lines(findings: &[Value], total: usize) -> String {
 }
 
 /// What is wrong, with whom, since when, how many rooms hang on it, what to do.
-fn finding_line(f: &Value) -> String {
+pub(crate) fn finding_line(f: &Value) -> String {
     let mut parts = vec![
         format!("finding {} {}", text(&f["confidence"]), text(&f["class"])),
         format!("{} since {}", party(&f["engine"]), f["since"].as_str().map_or("?", clock)),
@@ -253,7 +253,8 @@ fn state(record: &Value) -> String {
     }
 }
 
-fn owes(record: &Value) -> Option<String> {
+/// Who owes which move to whom, as the first line says it.
+pub(crate) fn owes(record: &Value) -> Option<String> {
     let verdict = &record["verdict"];
     let class = verdict["class"].as_str()?;
     if verdict["owed_by"].is_null() {

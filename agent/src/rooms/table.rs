@@ -354,6 +354,14 @@ impl RoomTable {
             .map(|r| (r.room, r.incarnation))
     }
 
+    /// Number and incarnation of the open rooms that are overdue and not pinned. One whose end is never seen, or that owes
+    /// nothing, is neither.
+    pub fn overdue_keys(&self) -> impl Iterator<Item = (u64, u32)> + '_ {
+        let overdue =
+            |r: &&Room| r.judgement.as_ref().is_some_and(|j| !j.class.pins() && !does_not_age(j.class));
+        self.rooms.iter().filter(overdue).map(|r| (r.room, r.incarnation))
+    }
+
     /// Number and incarnation of rooms that have ended and are still kept.
     pub fn closed_keys(&self) -> impl Iterator<Item = (u64, u32)> + '_ {
         self.closed.iter().map(|r| (r.room, r.incarnation))
@@ -444,24 +452,33 @@ impl RoomTable {
 
     /// Pairs of ranks that have handed rooms over.
     pub fn peers(&self) -> Vec<Peer> {
+        self.peers.pairs().filter_map(|p| self.peer(p)).collect()
+    }
+
+    /// The `limit` of them that did so last, the latest first, and how many pairs there are.
+    pub fn latest_peers(&self, limit: usize) -> (Vec<Peer>, usize) {
+        let mut pairs: Vec<_> = self.peers.pairs().collect();
+        let total = pairs.len();
+        pairs.sort_unstable_by_key(|p| std::cmp::Reverse(p.answers.last));
+        (pairs.into_iter().take(limit).filter_map(|p| self.peer(p)).collect(), total)
+    }
+
+    fn peer(&self, p: &crate::rooms::peers::Pair) -> Option<Peer> {
         let registered = |prefill: EndpointId, session| {
             let list = &self.peers.prefill(prefill)?.registered;
             let r = list.iter().find(|r| r.session == session)?;
             Some((r.tp_rank?, r.tp_size?))
         };
-        let peer = |p: &crate::rooms::peers::Pair| {
-            Some(Peer {
-                prefill: self.peers.address(p.prefill)?,
-                decode: self.peers.address(p.decode)?,
-                session: self.peers.session_name(p.session)?.to_string(),
-                decode_rank: registered(p.prefill, p.session),
-                backend: p.backend,
-                releases: p.releases,
-                concluded: p.concluded,
-                last_concluded: p.answers.last,
-            })
-        };
-        self.peers.pairs().filter_map(peer).collect()
+        Some(Peer {
+            prefill: self.peers.address(p.prefill)?,
+            decode: self.peers.address(p.decode)?,
+            session: self.peers.session_name(p.session)?.to_string(),
+            decode_rank: registered(p.prefill, p.session),
+            backend: p.backend,
+            releases: p.releases,
+            concluded: p.concluded,
+            last_concluded: p.answers.last,
+        })
     }
 
     /// Opens a room; `None` when there is no space.

@@ -83,7 +83,9 @@ impl Known {
         let at = Mono(30_000_000_000);
         match query {
             Query::Rooms { filter, reply } => {
+                let overdue = |r: &RoomSnapshot| r.verdict.is_some() && !r.pinned();
                 let wanted = self.rooms.iter().filter(|r| filter.pinned.is_none_or(|p| r.pinned() == p));
+                let wanted = wanted.filter(|r| !filter.overdue || overdue(r));
                 let (keys, more) = filter.page(wanted.map(|r| (r.room, r.incarnation)));
                 let of = |k: &(u64, u32)| {
                     self.rooms.iter().find(|r| (r.room, r.incarnation) == *k).unwrap().clone()

@@ -18,12 +18,14 @@ fn a_room_met_in_the_middle_is_never_pinned() {
     w.to(20_000);
     assert_eq!(w.last(ROOM).completeness, Completeness::Preexisting);
     assert_eq!(w.class(ROOM), Some(Class::Unknown), "whose ABORT it is was not seen");
+    assert_eq!(w.table.overdue_keys().collect::<Vec<_>>(), [(ROOM, 0)], "overdue, and no pin");
     w.to(500_000);
     assert_eq!(w.names(ROOM), ["verdict_changed", "room_closed"], "mentioned once while it is open");
     // Long after the agent came, METADATA before it would have been seen.
     w.abort(ROOM + 1, &decode(0), &prefill(0), None);
     w.wait(11_500);
     assert_eq!(w.class(ROOM + 1), Some(Class::AbortBeforeEntry));
+    assert_eq!(w.table.overdue_keys().count(), 0, "a pinned room is listed as pinned");
 }
 
 /// An agent that came while the connections were open, and then saw a room of its peers end.

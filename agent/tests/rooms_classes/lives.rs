@@ -173,3 +173,18 @@ fn gauges_and_counters_agree_with_what_happened() {
     assert_eq!(w.table.peers().len(), 1);
     assert_eq!(w.table.peers()[0].concluded, 2);
 }
+
+#[test]
+fn pairs_are_told_by_their_last_room_and_how_many_there_are() {
+    let mut w = world(Sees::Both);
+    for (n, pair) in [(1, 0), (2, 1), (3, 0)] {
+        w.metadata(n, &decode(pair), &prefill(0));
+        w.status(n, &prefill(0), &decode(pair), KvPoll::Success);
+        w.wait(1000);
+    }
+    let (latest, total) = w.table.latest_peers(1);
+    assert_eq!((latest.len(), total, latest[0].concluded), (1, 2, 2));
+    assert_eq!(latest[0].decode, w.table.latest_peers(9).0[0].decode);
+    assert_eq!(w.table.latest_peers(9).0[1].concluded, 1);
+    assert_eq!(w.table.latest_peers(0), (Vec::new(), 2));
+}
