@@ -1,5 +1,5 @@
-//! Readings of RDMA ports and of ranks' connections, and rooms: which windows a room has, of how many rooms they are, and that bytes alone
-//! decide nothing.
+//! Readings of RDMA ports and of ranks' connections, and rooms: which windows a room has, of how many rooms they are, that bytes alone
+//! raise nothing, and that those which no other room explains hold `likely` back.
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "tests")]
 
 mod rooms_support;
@@ -8,7 +8,7 @@ use rooms_support::{Sees, World, decode, prefill};
 use roomtrace::event::{Mono, SECOND};
 use roomtrace::gpu::windows::{Link, Source, Stretch};
 use roomtrace::network::model::{Fault, Of, Reading, What};
-use roomtrace::rooms::model::{EngineProcess, Input, NetworkWindow, Role};
+use roomtrace::rooms::model::{EngineGauges, EngineProcess, Input, NetworkWindow, Role};
 use roomtrace::verdict::model::Confidence;
 
 const ROOM: u64 = 9_000_000_000_000_000_005;
@@ -128,6 +128,61 @@ fn bytes_and_errors_are_evidence_and_decide_nothing() {
         }
     }
     assert!(without.contains("what moved is not measured"), "{without}");
+}
+
+/// So many seconds in which `readings` come and the engine says that it neither computes nor queues.
+fn stands_still(w: &mut World, seconds: u64, readings: impl Fn(&mut World)) {
+    for _ in 0..seconds {
+        w.wait(1000);
+        readings(w);
+        let gauges = EngineGauges {
+            server: prefill(0).pid,
+            role: Some(Role::Prefill),
+            inflight: Some(1),
+            waiting: Some(0),
+            running: Some(0),
+            progress: Some(7),
+            ..EngineGauges::default()
+        };
+        let at = w.mono();
+        w.input(&Input::Gauges { at, gauges: &gauges });
+    }
+}
+
+#[test]
+fn a_slow_transfer_over_tcp_or_rdma_is_not_likely_before_it_stops() {
+    for of in [Of::Process(prefill(0).pid), port("mlx5_0/1")] {
+        let mut w = world(&[]);
+        w.metadata(ROOM, &decode(0), &prefill(0));
+        stands_still(&mut w, 40, |w| read(w, of.clone(), 20_000_000));
+        let v = w.verdict(ROOM);
+        assert_eq!(v.confidence, Confidence::Possible, "{:?}", v.evidence);
+        assert!(v.evidence.iter().any(|e| e.contains("19.0 MiB a second left")), "{:?}", v.evidence);
+        stands_still(&mut w, 5, |w| read(w, of.clone(), 0));
+        assert_eq!(w.verdict(ROOM).confidence, Confidence::Possible);
+        stands_still(&mut w, 8, |w| read(w, of.clone(), 0));
+        assert_eq!(w.verdict(ROOM).confidence, Confidence::Likely);
+    }
+}
+
+/// Ranks that agree on every turn of their loops send as much as they get; another process's bytes are none of this one's.
+#[test]
+fn what_goes_both_ways_or_is_anothers_withholds_nothing() {
+    let both = |w: &mut World| {
+        let (at, from) = (w.mono(), Mono(w.mono().0 - SECOND));
+        let (link, source, out, into) = (Link::Tcp, Source::Counters, 20_000_000, 19_000_000);
+        let what = What::Moved(Stretch { link, source, from, to: at, out, into });
+        w.input(&Input::Network(&Reading { at, of: Of::Process(prefill(0).pid), what }));
+    };
+    let other = |w: &mut World| read(w, Of::Process(4242), 20_000_000);
+    let readings: [&dyn Fn(&mut World); 2] = [&both, &other];
+    for readings in readings {
+        let mut w = world(&[]);
+        w.metadata(ROOM, &decode(0), &prefill(0));
+        stands_still(&mut w, 20, readings);
+        let v = w.verdict(ROOM);
+        assert_eq!(v.confidence, Confidence::Likely, "{:?}", v.evidence);
+    }
 }
 
 #[test]

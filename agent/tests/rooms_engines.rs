@@ -424,6 +424,30 @@ fn pinned_rooms_that_their_engine_does_not_count_are_named() {
     assert_eq!(uncounted(&w), None);
 }
 
+/// It was empty already when the room began: its request has never come to its scheduler.
+#[test]
+fn a_pinned_room_of_an_engine_that_has_been_empty_all_along_is_named() {
+    let uncounted = |w: &World| w.table.findings().into_iter().find(|f| f.class == Class::GaugeUnexplained);
+    let run = |sees, stale| {
+        let mut w = World::new(sees);
+        engine(&mut w, Some(Role::Prefill), 1);
+        let g = move |_| EngineGauges { stale, ..gauges(0) };
+        answers(&mut w, 60, g);
+        w.metadata(ROOM, &decode(0), &prefill(0));
+        answers(&mut w, 45, g);
+        assert!(w.pin(ROOM).is_some());
+        assert_eq!(uncounted(&w), None, "its server may be at work on it for a minute");
+        answers(&mut w, 30, g);
+        w
+    };
+    let f = uncounted(&run(Sees::Prefill, false)).unwrap();
+    assert_eq!((f.rooms.as_slice(), f.confidence), (&[ROOM][..], Confidence::Possible));
+    // What can be old may have stood at nothing since before the room.
+    assert_eq!(uncounted(&run(Sees::Prefill, true)), None);
+    // From decode's host alone the room's prefill is another's.
+    assert_eq!(uncounted(&run(Sees::Decode, false)), None);
+}
+
 /// From the sockets that a source finds at its start: the connections of an engine that nobody says anything on.
 #[test]
 fn idle_connections_that_the_source_finds_are_named() {

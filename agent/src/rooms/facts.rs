@@ -105,6 +105,7 @@ impl RoomTable {
             } else {
                 GpuFacts::default()
             },
+            moving: if role == Role::Prefill { self.moving(room, since, now) } else { None },
             network: Vec::new(),
             pinned_since: room.judgement.as_ref().filter(|j| j.class.pins()).map(|j| j.since),
         })

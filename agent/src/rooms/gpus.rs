@@ -34,10 +34,10 @@ const STALE: u64 = 30 * SECOND;
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Move {
     /// The process at the top of the side's engine, 0: none is known, or it has not begun.
-    engine: u32,
+    pub(super) engine: u32,
     from: Mono,
     /// `None`: it has not ended.
-    to: Option<Mono>,
+    pub(super) to: Option<Mono>,
 }
 
 /// What GPUs do, and what engines hand over.
@@ -47,7 +47,7 @@ pub(crate) struct RoomGpus {
     /// When the first reading came, of a GPU or of the network: what was handed over before is not counted.
     since: Option<Mono>,
     /// By the process at the top of the engine, and by the side: in one that is both, each counts for itself.
-    engines: HashMap<(u32, Role), Moves>,
+    pub(super) engines: HashMap<(u32, Role), Moves>,
 }
 
 impl RoomGpus {
@@ -79,7 +79,7 @@ impl RoomGpus {
     }
 
     /// How many hand-overs of an engine have a share in a time; `None`: not known.
-    fn overlapping(&self, engine: (u32, Role), from: Mono, to: Mono) -> Option<u32> {
+    pub(super) fn overlapping(&self, engine: (u32, Role), from: Mono, to: Mono) -> Option<u32> {
         self.since.filter(|since| *since <= from)?;
         self.engines.get(&engine)?.overlapping(from, to)
     }
@@ -87,7 +87,7 @@ impl RoomGpus {
 
 /// Hand-overs of one engine.
 #[derive(Debug, Default)]
-struct Moves {
+pub(super) struct Moves {
     begun: Moments,
     ended: Moments,
 }
@@ -216,7 +216,7 @@ impl RoomTable {
     }
 
     /// GPUs that a process held; where it held none, those of its engine, with the process that did.
-    fn gpus_of(&self, pid: u32, from: Mono, to: Mono) -> SmallVec<[(u32, &Gpu); 1]> {
+    pub(super) fn gpus_of(&self, pid: u32, from: Mono, to: Mono) -> SmallVec<[(u32, &Gpu); 1]> {
         let all = || self.gpus.known.iter().map(|(_, gpu)| gpu);
         let own: SmallVec<_> = all().filter(|g| g.held_by(pid, from, to)).map(|g| (pid, g)).collect();
         if !own.is_empty() {
@@ -225,7 +225,7 @@ impl RoomTable {
         all().filter_map(|g| Some((g.holders().find(|p| self.same_engine(*p, pid))?, g))).collect()
     }
 
-    fn same_engine(&self, a: u32, b: u32) -> bool {
+    pub(super) fn same_engine(&self, a: u32, b: u32) -> bool {
         a == b || self.server_of(a).is_some_and(|server| self.server_of(b) == Some(server))
     }
 

@@ -15,6 +15,7 @@ mod gpus;
 mod groups;
 mod messages;
 pub mod model;
+mod moving;
 mod network;
 pub mod overview;
 pub(crate) mod peers;

@@ -44,19 +44,23 @@ impl RoomTable {
             let Some((from, to, overlapping)) = self.gpus.time(role, m, at) else { continue };
             let time = (from, to, overlapping);
             let ranks = self.ranks(room, role);
-            let named: Vec<&str> = ranks.iter().flat_map(|pid| self.engines.ib_devices(*pid)).collect();
-            // Of an engine that names none, any card can be one.
-            let used = |port: &str| {
-                let device = port.split_once('/').map_or(port, |(device, _)| device);
-                named.is_empty() || named.contains(&device)
-            };
-            let ports = self.network.ports().filter(|(name, _)| used(name));
+            let ports = self.ports_of(&ranks);
             all.extend(ports.map(|(name, port)| of_port(role, name, port, time)));
             let tracks = ranks.iter().filter_map(|pid| Some((*pid, self.network.of(*pid)?)));
             all.extend(tracks.map(|(pid, track)| of_process(role, pid, track, time)));
         }
         all.truncate(MAX_WINDOWS);
         all
+    }
+
+    /// Ports that these processes can use.
+    pub(super) fn ports_of(&self, ranks: &[u32]) -> impl Iterator<Item = (&Arc<str>, &Port)> {
+        let named: Vec<&str> = ranks.iter().flat_map(|pid| self.engines.ib_devices(*pid)).collect();
+        // Of an engine that names none, any card can be one.
+        self.network.ports().filter(move |(name, _)| {
+            let device = name.split_once('/').map_or(&***name, |(device, _)| device);
+            named.is_empty() || named.contains(&device)
+        })
     }
 
     /// Adds the single readings to what was collected of a room.

@@ -16,6 +16,7 @@ use crate::verdict::judge::{
     AbortEffect, Judgement, OVERTAKEN, Who, abort_effect, acknowledges_abort, maybe_ignored,
 };
 use crate::verdict::judge_gpus;
+use crate::verdict::judge_moving;
 use crate::verdict::model::{Class, Confidence, Party, Verdict};
 
 impl Facts {
@@ -82,6 +83,7 @@ fn evidence(f: &Facts, j: &Judgement) -> Vec<String> {
     explain_requests::evidence(f, j, &mut lines);
     judge_gpus::evidence(f, &mut lines);
     explain_network::evidence(f, &mut lines);
+    judge_moving::evidence(f, j, &mut lines);
     abort(f, &mut lines);
     progress(f, j, &mut lines);
     delivery(f, &mut lines);

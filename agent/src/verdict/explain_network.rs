@@ -1,7 +1,7 @@
 //! What RDMA ports and the engines' own connections moved, in words.
 //!
 //! Pure. Evidence and nothing else: a port is every room's and other engines' too, and bytes that stand still are what a queue at prefill
-//! looks like. So nothing here decides whether a room is pinned, nor how sure that is.
+//! looks like. So nothing here decides whether a room is pinned, nor how sure that is; what holds certainty back is in `judge_moving`.
 
 use crate::gpu::windows::Link;
 use crate::rooms::model::NetworkWindow;

@@ -4,6 +4,7 @@
 //! [`crate::verdict::explain`].
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use crate::event::{Comm, Mono};
 use crate::rooms::model::{Away, Completeness, GpuWindow, LegView, NetworkWindow, Phase, Role};
@@ -214,6 +215,9 @@ pub(crate) struct RequestFacts {
     pub(crate) stood: u64,
     /// Requests that wait in the engine, as it says.
     pub(crate) waiting: [Option<u64>; 2],
+    /// Requests that wait in prefill, at least one, as it says or has said within the last seconds. The count may be old: enough to
+    /// hold a verdict back, never to raise one.
+    pub(crate) said_to_wait: Option<u64>,
     /// None does, as it has said when the room's own had been there for the floor.
     pub(crate) none_waits: [bool; 2],
     /// Another room of the same request is not over at prefill.
@@ -279,6 +283,30 @@ pub(crate) struct SilentFact {
     pub(crate) read: u64,
     /// GPUs.
     pub(crate) gpus: u32,
+}
+
+/// Bytes that leave prefill's side and that no other room of its engine explains.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct MovingFact {
+    /// Of what: a GPU, an RDMA port, the TCP connections of a process.
+    pub(crate) by: Mover,
+    /// More out than in, bytes a second over the time that was read.
+    pub(crate) rate: u64,
+    pub(crate) from: Mono,
+    pub(crate) to: Mono,
+    /// Other rooms in hand-over there, every one of which is overdue as well.
+    pub(crate) others: u32,
+}
+
+/// See [`MovingFact`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Mover {
+    /// By its name.
+    Gpu(Arc<str>),
+    /// By its name.
+    Port(Arc<str>),
+    /// Connections of this process.
+    Process(u32),
 }
 
 /// Timers and limits that the judge needs, nanoseconds.
@@ -367,6 +395,8 @@ pub(crate) struct Facts {
     pub(crate) spans: SpanFacts,
     /// GPUs.
     pub(crate) gpu: GpuFacts,
+    /// Bytes leave prefill now that no other room of its engine explains.
+    pub(crate) moving: Option<MovingFact>,
     /// Ports and connections over the room's window, for the words; not for judging.
     pub(crate) network: Vec<NetworkWindow>,
 }

@@ -21,9 +21,8 @@ const MAX_LINES: usize = 8;
 /// the request is seen open (then its pauses are seen as well, and what waits for a grammar or for storage is done or given up).
 pub(super) fn silent(f: &Facts) -> bool {
     let Some(silent) = f.gpu.silent else { return false };
-    let [waiting, _] = f.request.waiting;
-    let limit = match waiting {
-        Some(1..) => return false,
+    let limit = match f.request.said_to_wait {
+        Some(_) => return false,
         _ if f.gpu.clear => f.limits.floor,
         _ if f.request.is_open(Role::Prefill) => f.limits.ceiling,
         _ => return false,
@@ -37,12 +36,12 @@ pub(super) fn silent(f: &Facts) -> bool {
 
 /// Whether an engine that tells nothing of its progress works through a queue: requests wait in it, as it says; one of its GPUs
 /// computes; and its rank still answers rooms. Each alone says nothing: a collective that hangs keeps a GPU busy for ever, what
-/// waits may wait behind this very room, and what is answered may have overtaken it.
+/// waits may wait behind this very room, and what is answered may have overtaken it. A count that can be old is enough: the rank has
+/// answered since, so its scheduler runs and writes.
 pub(super) fn works_off_a_queue(f: &Facts) -> bool {
     let lately = |at: Option<Mono>| at.is_some_and(|at| f.now.since(at) < f.limits.floor);
-    let [waiting, _] = f.request.waiting;
     f.engine_idle.is_none()
-        && waiting.is_some_and(|n| n > 0)
+        && f.request.said_to_wait.is_some()
         && lately(f.gpu.works)
         && lately(f.others.last_answer)
 }
@@ -70,6 +69,11 @@ pub(super) fn evidence(f: &Facts, lines: &mut Vec<String>) {
             f.moment(s.to),
             seconds(s.read)
         ));
+        if let Some(n) = f.request.said_to_wait {
+            lines.push(format!(
+                "prefill says that {n} requests wait in it: a silent GPU raises nothing then, whatever they wait for"
+            ));
+        }
     } else if works_off_a_queue(f) && !judge_spans::computed(f) {
         lines.push(
             "requests wait in prefill, as it says, a GPU of it computes, and its rank still answers rooms: it works through a queue"
@@ -110,7 +114,7 @@ pub(super) fn moved(f: &Facts, l: &Window) -> String {
 }
 
 /// Bytes in words.
-fn bytes(n: u64) -> String {
+pub(super) fn bytes(n: u64) -> String {
     let units = [(1_u64 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
     let unit = units.into_iter().find(|(size, _)| n >= *size);
     unit.map_or_else(

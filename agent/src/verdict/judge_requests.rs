@@ -13,6 +13,7 @@ use crate::verdict::judge::{
     maybe_ignored, queued, waiting_timer,
 };
 use crate::verdict::judge_gpus;
+use crate::verdict::judge_moving;
 use crate::verdict::judge_spans;
 use crate::verdict::model::{Class, Confidence};
 
@@ -250,6 +251,10 @@ pub(super) fn weigh(f: &Facts, mut j: Judgement) -> Judgement {
     // What is not pinned yet waits for its engine to go on.
     let stands = f.request.stopped.is_some() && f.pinned_since.is_none();
     if j.confidence != Confidence::Possible || stands {
+        return j;
+    }
+    // What moves may be this very room.
+    if judge_moving::withholds(f, j.class) {
         return j;
     }
     let likely = match j.class {

@@ -12,6 +12,7 @@ pub(crate) mod explain_threads;
 pub(crate) mod facts;
 pub(crate) mod judge;
 mod judge_gpus;
+mod judge_moving;
 mod judge_requests;
 mod judge_spans;
 pub(crate) mod judge_threads;

@@ -145,6 +145,129 @@ fn where_the_engine_says_that_nothing_waits_the_floor_is_enough() {
     gauges(&mut w, 2);
     read(&mut w, QUIET, 18_000);
     assert_eq!(stands(&w), POSSIBLE, "two wait, whatever for");
+    gauges(&mut w, 0);
+    read(&mut w, QUIET, 20_000);
+    assert_eq!(stands(&w), LIKELY);
+}
+
+/// Before 0.5.19 a count can be old: too old to clear a room, and enough to hold a page back.
+#[test]
+fn a_queue_that_can_be_old_withholds_what_a_silent_gpu_would_raise() {
+    let run = |waiting: &dyn Fn(u64) -> u64| {
+        let mut w = world();
+        waits(&mut w);
+        for n in 0..20 {
+            old_gauges(&mut w, waiting(n));
+            read(&mut w, QUIET, 4000 * (n + 1));
+        }
+        w
+    };
+    let w = run(&|_| 3);
+    let v = w.verdict(ROOM);
+    assert_eq!((v.class, v.confidence), POSSIBLE, "{:?}", v.evidence);
+    assert!(says(&v, "prefill says that 3 requests wait in it"), "{:?}", v.evidence);
+    // A zero can be older than what was said shortly before.
+    assert_eq!(stands(&run(&|n| n % 2)), POSSIBLE);
+    assert_eq!(stands(&run(&|n| u64::from(n < 12))), LIKELY, "it has not said so for long");
+    assert_eq!(stands(&run(&|_| 0)), LIKELY);
+}
+
+/// What an engine of before 0.5.19 answers while it hands over one request.
+fn old_gauges(w: &mut Web, waiting: u64) {
+    let g = roomtrace::rooms::model::EngineGauges {
+        server: pid(Role::Prefill),
+        inflight: Some(1),
+        waiting: Some(waiting),
+        running: Some(0),
+        stale: true,
+        ..Default::default()
+    };
+    let at = w.mono();
+    w.input(&Input::Gauges { at, gauges: &g });
+}
+
+// What moves, and whose it can be.
+
+/// 20 MB/s: a few thousand tokens of a large model over a link of 1 Gbit/s take a minute.
+const SLOW: Shows = Shows { out: 20_000_000, busy: Some(0) };
+
+/// So many seconds, each with the same answer of the engine: something in flight, nothing waits, the counters stand still.
+fn stands_still(w: &mut Web, shows: Shows, seconds: u64, inflight: u64) {
+    for _ in 0..seconds {
+        w.gauges(Role::Prefill, inflight, 0, 7);
+        let now = (w.mono().0 - START) / 1_000_000;
+        read(w, shows, now + 1000);
+    }
+}
+
+#[test]
+fn a_slow_transfer_is_not_likely_before_it_stops() {
+    let mut w = world();
+    waits(&mut w);
+    for _ in 0..50 {
+        stands_still(&mut w, SLOW, 1, 1);
+        assert!(w.pin(ROOM).is_none_or(|(_, v)| v.confidence == Confidence::Possible));
+    }
+    let v = w.verdict(ROOM);
+    assert_eq!((v.class, v.confidence), POSSIBLE);
+    assert!(says(&v, "19.0 MiB a second left GPU-0a") && says(&v, "no other room of its engine"), "{v:?}");
+    // It stops.
+    stands_still(&mut w, QUIET, 5, 1);
+    assert_eq!(stands(&w), POSSIBLE, "the usual time");
+    stands_still(&mut w, QUIET, 8, 1);
+    let v = w.verdict(ROOM);
+    assert_eq!((v.class, v.confidence), LIKELY, "{:?}", v.evidence);
+    assert!(!says(&v, "a second left"), "{v:?}");
+}
+
+#[test]
+fn what_another_room_may_move_proves_nothing() {
+    let mut w = world();
+    let other = decode(1);
+    w.register(&other, &prefill(0));
+    waits(&mut w);
+    for n in 1..8 {
+        // Shorter ones, so that nothing is proven by their passing.
+        w.ask(ROOM + n, &other, &prefill(0), |m| m.pages = 1);
+        stands_still(&mut w, SLOW, 2, 2);
+        w.status(ROOM + n, &prefill(0), &other, KvPoll::Success);
+        stands_still(&mut w, SLOW, 1, 1);
+    }
+    let v = w.verdict(ROOM);
+    assert_eq!((v.class, v.confidence), LIKELY, "{:?}", v.evidence);
+    assert!(!says(&v, "a second left"), "{v:?}");
+}
+
+#[test]
+fn two_overdue_rooms_do_not_explain_each_other() {
+    let mut w = world();
+    waits(&mut w);
+    w.request(Role::Prefill, ROOM + 1);
+    w.metadata(ROOM + 1, &decode(0), &prefill(0));
+    stands_still(&mut w, SLOW, 40, 2);
+    for room in [ROOM, ROOM + 1] {
+        let v = w.verdict(room);
+        assert_eq!(v.confidence, Confidence::Possible, "{:?}", v.evidence);
+        assert!(says(&v, "the 1 other rooms"), "{:?}", v.evidence);
+    }
+    // One of them was it.
+    w.status(ROOM + 1, &prefill(0), &decode(0), KvPoll::Success);
+    stands_still(&mut w, QUIET, 12, 1);
+    assert_eq!(w.verdict(ROOM).confidence, Confidence::Likely);
+}
+
+#[test]
+fn a_gpu_that_another_engine_holds_as_well_or_that_moves_both_ways_withholds_nothing() {
+    let mut w = Web::new(Sees::Prefill);
+    gpu(&mut w, 0, GPU, &[prefill(0).pid, 4242]);
+    waits(&mut w);
+    stands_still(&mut w, SLOW, 15, 1);
+    assert_eq!(stands(&w), LIKELY);
+    // Slower than anything that is handed over.
+    let mut w = world();
+    waits(&mut w);
+    stands_still(&mut w, Shows { out: 3_000_000, busy: Some(0) }, 15, 1);
+    assert_eq!(stands(&w), LIKELY);
 }
 
 #[test]
@@ -194,16 +317,8 @@ fn bytes_alone_neither_raise_nor_queue() {
 #[test]
 fn a_gpu_that_computes_while_requests_wait_and_rooms_are_answered_works_off_a_queue() {
     let busy = Shows { out: 1_000_000, busy: Some(98) };
-    let gauges = |w: &mut Web| {
-        let g = roomtrace::rooms::model::EngineGauges {
-            server: pid(Role::Prefill),
-            inflight: Some(3),
-            waiting: Some(5),
-            ..Default::default()
-        };
-        let at = w.mono();
-        w.input(&Input::Gauges { at, gauges: &g });
-    };
+    // Of a release that tells no progress, so its counts can be old.
+    let gauges = |w: &mut Web| old_gauges(w, 5);
     // Computing, a queue, answers: all three, or any one of them less.
     for (computes, queue, answers) in
         [(true, true, true), (false, true, true), (true, false, true), (true, true, false)]

@@ -26,11 +26,14 @@ pub(super) const MAX_FINISHED: usize = 64;
 const STILL: u64 = 10 * SECOND;
 /// A request may be with the engine's HTTP server so long before its scheduler gets it: it fetches images and videos, loads
 /// adapters, cuts long prompts into tokens (`managers/tokenizer_manager.py`). Nothing that the scheduler counts shows it.
-const SERVED: u64 = 60 * SECOND;
+pub(super) const SERVED: u64 = 60 * SECOND;
 /// Answers remembered in which nothing waited: more than a room that is overdue can have lived through unnoticed.
 const MAX_CLEAR: usize = 64;
 /// Numbers of an engine older than this say nothing.
 const STALE: u64 = 30 * SECOND;
+/// What waited so shortly ago may wait still, where a count that can be old says otherwise: engines are asked this often (the
+/// default of `engine.interval`).
+const LATELY: u64 = 15 * SECOND;
 /// No forward pass takes as long.
 const LONG_PASS: u64 = 60 * SECOND;
 /// How often it is looked up again which role an engine's processes have.
@@ -80,6 +83,9 @@ pub(super) struct Numbers {
     /// When progress last moved.
     moved: Option<Mono>,
     waiting: Option<u64>,
+    /// When it last said that requests wait in it, and how many, however old that count was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    said_to_wait: Option<(Mono, u64)>,
     /// When its scheduler last told the state of the moment.
     #[serde(default)]
     fresh: Option<Mono>,
@@ -257,6 +263,12 @@ impl Engine {
             whole: idle_since.and(if whole { Some(at) } else { old.and_then(|n| n.whole) }),
             moved,
             waiting: g.waiting.filter(|_| !g.stale),
+            said_to_wait: match g.waiting {
+                Some(n @ 1..) => Some((at, n)),
+                // Zero of this moment ends it, an old one or none does not yet.
+                Some(_) if !g.stale => None,
+                _ => old.and_then(|n| n.said_to_wait),
+            },
             fresh: if g.stale { old.and_then(|n| n.fresh) } else { Some(at) },
         });
         // What is 30 s old tells nothing of a moment.
@@ -304,6 +316,14 @@ impl Engine {
     /// Requests that wait in it, as it has said at `from` or later.
     pub(crate) fn waiting(&self, now: Mono, from: Mono) -> Option<u64> {
         self.numbers.filter(|n| n.at >= from && now.since(n.at) <= STALE).and_then(|n| n.waiting)
+    }
+}
+
+impl Engine {
+    /// Requests that wait in it, at least one, as it said in its last answer or not long before, whether or not that count can be old.
+    pub(crate) fn said_to_wait(&self, now: Mono) -> Option<u64> {
+        let n = self.numbers.filter(|n| now.since(n.at) <= STALE)?;
+        n.said_to_wait.filter(|(at, _)| *at == n.at || now.since(*at) < LATELY).map(|(_, waiting)| waiting)
     }
 }
 

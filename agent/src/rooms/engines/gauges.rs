@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
 use crate::event::{Mono, SECOND};
+use crate::rooms::engines::engine::SERVED;
 use crate::rooms::model::{Connection, EngineGauges, Event, Role};
 use crate::rooms::room::Room;
 use crate::rooms::table::RoomTable;
@@ -110,6 +111,8 @@ pub(crate) struct Counts {
     progress: Option<(u64, Mono)>,
     /// Since when every queue has been empty.
     empty: Option<Mono>,
+    /// The same by counts of the moment alone.
+    empty_now: Option<Mono>,
     /// Open connections of the engine as of the last answer.
     pub(super) open: Vec<(Connection, bool)>,
     /// Whether the connections were ever told.
@@ -163,8 +166,11 @@ impl Counts {
         let queues = [gauges.inflight, gauges.bootstrap, gauges.waiting, gauges.running];
         if queues.iter().all(|n| *n == Some(0)) {
             self.empty.get_or_insert(at);
+            if !gauges.stale {
+                self.empty_now.get_or_insert(at);
+            }
         } else {
-            self.empty = None;
+            (self.empty, self.empty_now) = (None, None);
         }
         self.last = Some((at, gauges.clone()));
     }
@@ -397,10 +403,15 @@ impl RoomTable {
 
     fn rooms_finding(&self, at: Mono, server: u32, group: u64) -> Option<Finding> {
         let counts = &self.engines.server(server)?.counts;
-        let empty = counts.empty.filter(|since| at.since(*since) >= STEADY)?;
+        let long = |since: Option<Mono>| since.filter(|since| at.since(*since) >= STEADY);
+        let empty = long(counts.empty)?;
+        // Counts that can be old stand at nothing while a pinned room is all there is: they must have moved since it was pinned.
+        let now = long(counts.empty_now);
         let mut rooms: Vec<(Mono, u64)> = Vec::new();
         for room in self.pinned.iter().filter_map(|slot| self.rooms.get(*slot)) {
-            let judged = room.judgement.as_deref().filter(|j| j.role == Role::Prefill && j.since <= empty);
+            let judged = room.judgement.as_deref().filter(|j| j.role == Role::Prefill);
+            let uncounted = |since: Mono| since <= empty || (now.is_some() && at.since(since) >= STEADY);
+            let judged = judged.filter(|j| uncounted(j.since) && at.since(reached(room)) >= SERVED);
             if judged.is_some() && self.home_of(room).is_some_and(|(home, _)| home == server) {
                 rooms.push((room.opened_at, room.room));
             }
@@ -466,6 +477,12 @@ impl RoomTable {
             )
         })
     }
+}
+
+/// When all of a room that its engine can have had come: its request, where it is seen, and METADATA.
+fn reached(room: &Room) -> Mono {
+    let begun = room.leg(Role::Prefill).map_or(room.opened_at, |leg| leg.seen.begun);
+    room.links.iter().filter_map(|l| l.received).max().map_or(begun, |at| at.max(begun))
 }
 
 /// `DP1 TP3` → 1.

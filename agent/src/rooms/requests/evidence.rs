@@ -67,6 +67,7 @@ impl RoomTable {
             stopped,
             stood: stood([prefill, decode], since, now),
             waiting: [prefill, decode].map(|e| waiting(e, Mono(0))),
+            said_to_wait: prefill.and_then(|e| e.said_to_wait(now)),
             none_waits: [none(Role::Prefill, prefill), none(Role::Decode, decode)],
             siblings: self.siblings_open(room),
         }
