@@ -7,11 +7,12 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 
 /// Serves each connection on a task of its own, `most` at once, until `stop` changes or its sender goes away. What is under way then
-/// ends by itself: `serve` looks at `stop` too.
+/// ends by itself: `serve` looks at `stop` too. `full` is called where one has come for which there is no place yet.
 pub(crate) async fn accept<F>(
     listener: TcpListener,
     most: usize,
     mut stop: watch::Receiver<bool>,
+    full: impl Fn(),
     serve: impl Fn(TcpStream) -> F,
 ) where
     F: Future<Output = ()> + Send + 'static,
@@ -19,9 +20,13 @@ pub(crate) async fn accept<F>(
     let places = Arc::new(Semaphore::new(most));
     loop {
         let next = async {
-            // A client beyond the limit waits in the kernel's queue.
+            let stream = listener.accept().await;
+            if stream.is_ok() && places.available_permits() == 0 {
+                full();
+            }
+            // One waits here, the others in the kernel's queue.
             let place = Arc::clone(&places).acquire_owned().await.ok()?;
-            Some((listener.accept().await, place))
+            Some((stream, place))
         };
         let accepted = tokio::select! {
             _ = stop.changed() => return,

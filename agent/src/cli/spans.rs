@@ -65,6 +65,7 @@ impl Spans {
         ];
         out.spans_waiting = Some(u64::try_from(receiver.waiting()).unwrap_or(u64::MAX));
         out.capture_lost.extend([
+            ("spans", "times_not_believed", joined.impossible),
             ("spans", "left_out", joined.left_out),
             ("spans", "evicted", joined.evicted),
             ("spans", "expired", joined.expired),
@@ -97,6 +98,7 @@ impl Spans {
                 "joined": joined.joined, "room_unknown": joined.unmatched, "without_room": joined.without_room,
             },
             "traces_waiting": joined.waiting, "traces_evicted": joined.evicted, "traces_expired": joined.expired,
+            "times_not_believed": joined.impossible,
             "forward": forward,
         })
     }

@@ -413,7 +413,7 @@ static METRICS: &[Descriptor] = &[
         name: "roomtrace_spans_requests_total",
         kind: Type::Counter,
         unit: "{request}",
-        help: "OTLP requests to the receiver of the engines' spans, by what became of them; `busy`: the client was told to come again.",
+        help: "OTLP requests to the receiver of the engines' spans, by what became of them. `busy`, `forward_full`: the client was told to come again, as the agent or whoever gets the spans is behind; `silent`: no request, a connection closed on which nothing had come.",
         labels: &["protocol", "result"],
         read: |s| {
             s.list(|m| &m.span_requests, |(p, r, n)| (labels([("protocol", p), ("result", r)]), count(*n)))

@@ -23,9 +23,13 @@ struct RequestJson {
     rid: String,
     trace_id: String,
     span_id: String,
-    begun: String,
-    ended: String,
+    /// `None`: not believed.
+    begun: Option<String>,
+    ended: Option<String>,
     failed: bool,
+    /// Spans whose times cannot be of this room: they are not among the stages, and nothing rests on this request.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    times_not_believed: Vec<String>,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -54,9 +58,10 @@ pub(super) fn scheduler(requests: &[EngineRequest], clock: &Clock) -> Option<Sch
                 rid: r.rid.to_string(),
                 trace_id: r.trace.to_string(),
                 span_id: r.span.to_string(),
-                begun: clock.rfc3339(r.begin),
-                ended: clock.rfc3339(r.end),
+                begun: (!r.untimed).then(|| clock.rfc3339(r.begin)),
+                ended: (!r.untimed).then(|| clock.rfc3339(r.end)),
                 failed: r.failed,
+                times_not_believed: r.doubted.iter().map(ToString::to_string).collect(),
             })
             .collect(),
         stages: stages

@@ -341,6 +341,7 @@ fn time_line(out: &mut String, record: &Value) {
     for (time, line) in &lines {
         let _ = writeln!(out, "  {} {:>9} {line}", clock(time), since(opened, time));
     }
+    doubted(out, record);
     if let Some(n @ 1..) = record["messages_dropped"].as_u64() {
         let _ = writeln!(out, "  ({n} more messages were not kept)");
     }
@@ -384,6 +385,18 @@ fn stages<'a>(lines: &mut Vec<(&'a str, String)>, record: &'a Value) {
         };
         let line = format!("{role:7} stage    {} over, begun {}{times}", text(&stage["stage"]), clock(begun));
         lines.push((ended, line));
+    }
+}
+
+/// Spans that are not on the time line, as their times cannot be of this room.
+fn doubted(out: &mut String, record: &Value) {
+    for request in list(&record["scheduler"]["requests"]) {
+        let names: Vec<&str> = list(&request["times_not_believed"]).iter().filter_map(Value::as_str).collect();
+        if !names.is_empty() {
+            let role = request["role"].as_str().unwrap_or("engine");
+            let names = names.join(", ");
+            let _ = writeln!(out, "  ({role}: times of these spans are not believed, they cannot be of this room: {names})");
+        }
     }
 }
 

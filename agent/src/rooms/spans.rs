@@ -10,10 +10,10 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::event::{Mono, SECOND};
-use crate::rooms::model::{Event, Role};
+use crate::rooms::model::{Completeness, Event, Role};
 use crate::rooms::room::Room;
 use crate::rooms::table::RoomTable;
-use crate::spans::{EngineRequest, JoinCounters, Joined, Joiner, SchedulerSpan};
+use crate::spans::{CLOCKS, EngineRequest, JoinCounters, Joined, Joiner, SchedulerSpan};
 use crate::verdict::facts::SpanFacts;
 
 /// Requests kept of one room: two roles, once more after a retraction.
@@ -22,8 +22,9 @@ const MAX_REQUESTS: usize = 4;
 /// Rooms whose spans wait to be told to the outputs at most.
 const MAX_UNTOLD: usize = 16_384;
 
-/// The engine's clock and the agent's differ by some milliseconds, and a room's first message comes after its request.
-const SLACK: u64 = 2 * SECOND;
+/// A request that the agent has not seen begins at most this long before the first sign of its room. SGLang gives up one whose
+/// other side does not come for 300 s (`SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT`); nobody waits for an hour.
+const EARLY: u64 = 3600 * SECOND;
 
 /// See [`Scheduled::told`].
 const SETTLED: u64 = crate::spans::SETTLED;
@@ -66,11 +67,11 @@ impl RoomTable {
     /// Whether it is new of a room that is known.
     fn join_spans(&mut self, at: Mono, number: u64, request: EngineRequest) -> Option<bool> {
         if let Some(room) = self.numbers.open(number).and_then(|slot| self.rooms.get_mut(slot)) {
-            return lived_with(room, &request).then(|| note(room, request).0);
+            return lived_with(room, &request).then(|| note(at, room, request).0);
         }
         let kept = self.numbers.tomb(number)?.kept;
         let room = self.closed.get_mut(kept).filter(|r| r.room == number && lived_with(r, &request))?;
-        let (new, tell) = note(room, request);
+        let (new, tell) = note(at, room, request);
         if tell {
             if self.spans.untold.len() < MAX_UNTOLD {
                 self.spans.untold.push_back((at.plus(SETTLED), kept));
@@ -119,14 +120,39 @@ impl RoomTable {
     }
 }
 
-/// Whether the request was under way in this life of the number.
+/// Whether the request was under way in this life of the number. One that does not tell when it was is taken for the last life's.
 fn lived_with(room: &Room, request: &EngineRequest) -> bool {
     let ended = room.closed.map_or(Mono(u64::MAX), |(at, _)| at);
-    request.end.plus(SLACK) >= room.opened_at && request.begin <= ended.plus(SLACK)
+    request.untimed || request.end.plus(CLOCKS) >= room.opened_at && request.begin <= ended.plus(CLOCKS)
+}
+
+/// Before this nothing of the room's request can have begun.
+fn earliest(room: &Room, role: Option<Role>) -> Mono {
+    let sure = room.request.as_deref().filter(|r| r.duplicate.is_none());
+    let leg = sure.zip(role).and_then(|(r, role)| r.leg(role)).filter(|leg| !leg.by_decode);
+    match leg {
+        Some(leg) => Mono(leg.seen.begun.0.saturating_sub(CLOCKS)),
+        None if room.completeness == Completeness::Preexisting => Mono(0),
+        None => Mono(room.opened_at.0.saturating_sub(EARLY)),
+    }
+}
+
+/// Takes out what says that it began before the room's request can have.
+fn doubt_early(at: Mono, room: &Room, request: &mut EngineRequest) {
+    let floor = earliest(room, request.role);
+    let early: Vec<_> = request.stages.extract_if(.., |s| s.begin < floor).map(|s| s.name).collect();
+    request.doubted.extend(early);
+    if !request.untimed && request.begin < floor {
+        (request.untimed, request.begin, request.end) = (true, at, at);
+        request.doubted.push("request".into());
+    }
+    request.doubted.sort_unstable();
+    request.doubted.dedup();
 }
 
 /// Whether the request is new to the room, and whether a closed room is to be told for it.
-fn note(room: &mut Room, request: EngineRequest) -> (bool, bool) {
+fn note(at: Mono, room: &mut Room, mut request: EngineRequest) -> (bool, bool) {
+    doubt_early(at, room, &mut request);
     let closed = room.closed.is_some();
     let scheduled = room.scheduled.get_or_insert_default();
     let same = |r: &EngineRequest| (r.trace, r.span) == (request.trace, request.span);
@@ -142,13 +168,12 @@ fn note(room: &mut Room, request: EngineRequest) -> (bool, bool) {
     (new, closed && !std::mem::replace(&mut scheduled.told, closed))
 }
 
-/// What the verdict rests on: the last request of prefill.
+/// What the verdict rests on: the last request of prefill, if all its times are believed.
 pub(crate) fn facts(room: &Room) -> SpanFacts {
     let of_prefill = |r: &&EngineRequest| r.role == Some(Role::Prefill);
     let requests = room.scheduled.as_deref().map(|s| s.requests.as_slice()).unwrap_or_default();
-    let Some(request) = requests.iter().filter(of_prefill).max_by_key(|r| r.begin) else {
-        return SpanFacts::default();
-    };
+    let last = requests.iter().filter(of_prefill).max_by_key(|r| r.begin);
+    let Some(request) = last.filter(|r| r.doubted.is_empty()) else { return SpanFacts::default() };
     let stage = |name: &str| request.stages.iter().find(|s| &*s.name == name);
     SpanFacts {
         computed: stage("prefill_forward").filter(|s| s.held).map(|s| s.end),

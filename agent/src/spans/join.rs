@@ -15,6 +15,10 @@ use serde::{Deserialize, Serialize};
 use crate::event::{Mono, SECOND};
 use crate::rooms::model::Role;
 
+/// How far the times of a span may be from the agent's. Engines run on the agent's host, so their clock is the same; SGLang's way
+/// from one clock to the other errs by milliseconds, and somebody may set the clock.
+pub(crate) const CLOCKS: u64 = 2 * SECOND;
+
 /// Spans that wait for the span of their request, or for more of it, at most; about 10 MiB.
 pub const MAX_NODES: usize = 131_072;
 
@@ -52,14 +56,21 @@ pub struct EngineRequest {
     pub trace: TraceId,
     /// Span of the request in it.
     pub span: SpanId,
-    /// Arrival. All times are the engine's, good to some milliseconds.
+    /// Arrival. All times are the engine's, good to some milliseconds, but see `untimed`.
     pub begin: Mono,
     /// End.
     pub end: Mono,
     /// It ended with an error.
     pub failed: bool,
-    /// Its stages, by their beginning.
+    /// Its stages, by their beginning: those whose times are believed.
     pub stages: Vec<Stage>,
+    /// The times of its own span cannot be of its room: `begin` and `end` are when it was told.
+    #[serde(default)]
+    pub untimed: bool,
+    /// Spans whose times cannot be of its room, by what they are: stages by their names, `request`, `thread`. A stage can be
+    /// missing among the others for that, so nothing rests on such a request.
+    #[serde(default)]
+    pub doubted: Vec<Box<str>>,
 }
 
 /// A stage of a request: all spans of one name, of all ranks. Part of the state file's format.
@@ -89,6 +100,8 @@ pub struct JoinCounters {
     pub unmatched: u64,
     /// Requests without a room: not disaggregated, or its number went elsewhere (0.5.5–0.5.9 behind a router that traces).
     pub without_room: u64,
+    /// Spans that began before the machine did, or ended after they came.
+    pub impossible: u64,
     /// Spans left out of a trace that had too many.
     pub left_out: u64,
     /// Traces given up before their request came: too many waited.
@@ -114,8 +127,10 @@ struct Request {
     rid: Box<str>,
     room: Option<u64>,
     role: Option<Role>,
+    /// When it came, where its own times cannot be.
     begin: Mono,
     end: Mono,
+    untimed: bool,
     failed: bool,
     /// Its room is known, and was told.
     joined: bool,
@@ -132,6 +147,28 @@ struct Node {
     ended: (Mono, bool),
     /// `None`: a thread.
     stage: Option<Stage>,
+    /// A span of it has times that cannot be.
+    doubted: bool,
+}
+
+/// When a span began and ended.
+#[derive(Clone, Copy, Debug)]
+struct Times {
+    begin: Mono,
+    end: Mono,
+    /// It says another time, which cannot be: these are when it came.
+    impossible: bool,
+}
+
+impl Times {
+    /// A span is sent when it has ended, by an engine of the same machine: it cannot end after it came, nor begin before the machine.
+    fn of(span: &SchedulerSpan, at: Mono, offset: i64) -> Self {
+        let mono = |unix: u64| u64::try_from(i128::from(unix) - i128::from(offset)).ok().map(Mono);
+        match mono(span.begin).zip(mono(span.end)) {
+            Some((begin, end)) if end <= at.plus(CLOCKS) => Self { begin, end, impossible: false },
+            _ => Self { begin: at, end: at, impossible: true },
+        }
+    }
 }
 
 impl Trace {
@@ -145,8 +182,8 @@ impl Trace {
     }
 
     /// `false`: there is no place for it.
-    fn add(&mut self, span: &SchedulerSpan, mono: impl Fn(u64) -> Mono) -> bool {
-        let (begin, end) = (mono(span.begin), mono(span.end));
+    fn add(&mut self, span: &SchedulerSpan, times: Times) -> bool {
+        let Times { begin, end, impossible } = times;
         match &span.what {
             What::Room { room } => {
                 let fits = self.rooms.len() < TRACE_REQUESTS;
@@ -166,27 +203,32 @@ impl Trace {
                         role: *role,
                         begin,
                         end,
+                        untimed: impossible,
                         failed: span.failed,
                         joined: false,
                     });
                 }
                 fits
             }
-            What::Thread { .. } => self.node(span, end, None),
+            What::Thread { .. } => self.node(span, times, None),
             What::Stage(name) => {
-                let stage = Stage { name: name.clone(), begin, end, spans: 1, held: false };
-                self.node(span, end, Some(stage))
+                // A stage without spans is known by its name alone.
+                let stage =
+                    Stage { name: name.clone(), begin, end, spans: u32::from(!impossible), held: false };
+                self.node(span, times, Some(stage))
             }
         }
     }
 
-    fn node(&mut self, span: &SchedulerSpan, end: Mono, stage: Option<Stage>) -> bool {
+    fn node(&mut self, span: &SchedulerSpan, times: Times, stage: Option<Stage>) -> bool {
+        let Times { end, impossible, .. } = times;
         if let Some(new) = &stage {
             let same = |n: &&mut Node| {
                 n.parent == span.parent && n.stage.as_ref().is_some_and(|s| s.name == new.name)
             };
-            if let Some(Node { last, stage: Some(known), .. }) = self.nodes.iter_mut().find(same) {
+            if let Some(Node { last, stage: Some(known), doubted, .. }) = self.nodes.iter_mut().find(same) {
                 *last = span.id;
+                *doubted |= impossible;
                 known.merge(new);
                 return true;
             }
@@ -195,7 +237,7 @@ impl Trace {
         if fits {
             let (first, last) = (span.id, span.id);
             let (parent, after, ended) = (span.parent, span.after, (end, span.failed));
-            self.nodes.push(Node { first, last, parent, after, ended, stage });
+            self.nodes.push(Node { first, last, parent, after, ended, stage, doubted: impossible });
         }
         fits
     }
@@ -263,7 +305,7 @@ impl Trace {
         let room = self.room_of(r)?;
         let mut stages: Vec<Stage> = Vec::new();
         for (node, _) in self.nodes.iter().zip(owners).filter(|(_, owner)| **owner == Some(at)) {
-            let Some(stage) = &node.stage else { continue };
+            let Some(stage) = node.stage.as_ref().filter(|s| s.spans > 0) else { continue };
             let held = r.room.is_some() && !self.let_go(node, stage);
             let stage = Stage { held, ..stage.clone() };
             match stages.iter_mut().find(|s| s.name == stage.name) {
@@ -275,14 +317,29 @@ impl Trace {
         let (rid, span) = (r.rid.clone(), r.id);
         let role = r.role.or_else(|| role_of(&stages));
         let (begin, end, failed) = (r.begin, r.end, r.failed);
-        Some((room, EngineRequest { role, rid, trace, span, begin, end, failed, stages }))
+        let (untimed, doubted) = (r.untimed, self.doubted(r, at, owners));
+        Some((room, EngineRequest { role, rid, trace, span, begin, end, failed, stages, untimed, doubted }))
+    }
+
+    /// What has times that cannot be, of a request or of nobody that is known.
+    fn doubted(&self, r: &Request, at: usize, owners: &[Option<usize>]) -> Vec<Box<str>> {
+        let own = self.nodes.iter().zip(owners).filter(|(_, owner)| owner.is_none_or(|o| o == at));
+        let nodes = own.filter(|(node, _)| node.doubted).map(|(node, _)| node.stage.as_ref());
+        let names = nodes.map(|stage| stage.map_or_else(|| "thread".into(), |s| s.name.clone()));
+        let mut names: Vec<Box<str>> = r.untimed.then(|| "request".into()).into_iter().chain(names).collect();
+        names.sort_unstable();
+        names.dedup();
+        names
     }
 }
 
 impl Stage {
     fn merge(&mut self, other: &Self) {
-        self.begin = self.begin.min(other.begin);
-        self.end = self.end.max(other.end);
+        if self.spans == 0 {
+            (self.begin, self.end) = (other.begin, other.end);
+        } else if other.spans > 0 {
+            (self.begin, self.end) = (self.begin.min(other.begin), self.end.max(other.end));
+        }
         self.spans = self.spans.saturating_add(other.spans);
         self.held |= other.held;
     }
@@ -321,7 +378,6 @@ pub(crate) struct Joiner {
 impl Joiner {
     /// Takes spans. `offset`: wall clock − monotonic clock, nanoseconds. What can be said of rooms now is appended.
     pub(crate) fn take(&mut self, at: Mono, offset: i64, spans: &[SchedulerSpan], joined: &mut Vec<Joined>) {
-        let mono = |unix: u64| Mono(u64::try_from(i128::from(unix) - i128::from(offset)).unwrap_or(0));
         let mut changed: SmallVec<[TraceId; 8]> = SmallVec::new();
         for span in spans {
             self.counters.spans += 1;
@@ -332,7 +388,9 @@ impl Joiner {
             });
             trace.last = at;
             let before = (trace.size(), trace.told());
-            if !trace.add(span, mono) {
+            let times = Times::of(span, at, offset);
+            self.counters.impossible += u64::from(times.impossible);
+            if !trace.add(span, times) {
                 self.counters.left_out += 1;
             }
             self.size += trace.size() - before.0;

@@ -10,5 +10,5 @@ mod wire;
 
 pub use decode::{Decoded, MAX_SPANS, SchedulerSpan, SpanId, TraceId, What, decode};
 pub use join::{EngineRequest, JoinCounters, MAX_NODES, Stage};
-pub(crate) use join::{Joined, Joiner, SETTLED};
+pub(crate) use join::{CLOCKS, Joined, Joiner, SETTLED};
 pub use wire::Malformed;

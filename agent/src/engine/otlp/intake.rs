@@ -4,18 +4,19 @@
 //! observing thread.
 
 use std::io::Read as _;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{SyncSender, TrySendError};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use hyper::body::{Body as _, Incoming};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::export::otlp::{ForwardHandle, Payload};
-use crate::spans::{MAX_SPANS, SchedulerSpan, decode};
+use super::refused::Refused;
+use crate::export::otlp::{ForwardHandle, NoPlace, Payload};
+use crate::spans::{Decoded, MAX_SPANS, SchedulerSpan, decode};
 
 /// Longest message, bytes, as it comes and decompressed: what gRPC servers take by default. SGLang sends some 30 KiB.
 pub const MAX_MESSAGE: usize = 4 << 20;
@@ -65,11 +66,18 @@ pub(super) enum Refusal {
     NotServed(String),
     #[error("no place now: come again")]
     Busy,
+    #[error("{}: come again", NoPlace::Now)]
+    ForwardFull,
     #[error("it did not arrive within {} s", ARRIVES.as_secs())]
     Slow,
 }
 
 impl Refusal {
+    /// Whether the client is to come again.
+    pub(super) const fn passes(&self) -> bool {
+        matches!(self, Self::Busy | Self::ForwardFull)
+    }
+
     /// Label value of `roomtrace_spans_requests_total{result}`.
     const fn result(&self) -> Outcome {
         match self {
@@ -77,6 +85,7 @@ impl Refusal {
             Self::TooLarge => Outcome::TooLarge,
             Self::Encoding | Self::NotServed(_) => Outcome::NotServed,
             Self::Busy => Outcome::Busy,
+            Self::ForwardFull => Outcome::ForwardFull,
             Self::Slow => Outcome::Slow,
         }
     }
@@ -93,16 +102,28 @@ pub enum Outcome {
     TooLarge,
     /// Another path, method, type or compression.
     NotServed,
-    /// No place: the client was told to come again.
+    /// The observing thread is behind: the client was told to come again.
     Busy,
+    /// Too much waits for whom spans are handed on to: the client was told to come again. The rooms have its spans.
+    ForwardFull,
     /// It did not arrive in time, or its connection broke.
     Slow,
+    /// None came: a connection was closed on which the client had said nothing.
+    Silent,
 }
 
 impl Outcome {
     /// Every outcome.
-    pub const ALL: [Self; 6] =
-        [Self::Accepted, Self::Malformed, Self::TooLarge, Self::NotServed, Self::Busy, Self::Slow];
+    pub const ALL: [Self; 8] = [
+        Self::Accepted,
+        Self::Malformed,
+        Self::TooLarge,
+        Self::NotServed,
+        Self::Busy,
+        Self::ForwardFull,
+        Self::Slow,
+        Self::Silent,
+    ];
 
     /// Label value.
     pub const fn label(self) -> &'static str {
@@ -112,7 +133,9 @@ impl Outcome {
             Self::TooLarge => "too_large",
             Self::NotServed => "not_served",
             Self::Busy => "busy",
+            Self::ForwardFull => "forward_full",
             Self::Slow => "slow",
+            Self::Silent => "silent",
         }
     }
 }
@@ -141,7 +164,7 @@ impl Counters {
         })
     }
 
-    /// Spans of accepted requests by what they are.
+    /// Spans that the rooms got, each once, and what came with them, by what they are.
     pub fn spans(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
         let kinds = ["scheduler", "foreign", "invalid", "left_out"];
         kinds.into_iter().zip(&self.spans).map(|(kind, n)| (kind, n.load(Ordering::Relaxed)))
@@ -163,6 +186,7 @@ pub(super) struct Intake {
     spans: SyncSender<Vec<SchedulerSpan>>,
     pub(super) waiting: AtomicUsize,
     forward: Option<ForwardHandle>,
+    refused: Mutex<Refused>,
     large: Arc<Semaphore>,
     pub(super) counters: Counters,
 }
@@ -170,7 +194,8 @@ pub(super) struct Intake {
 impl Intake {
     pub(super) fn new(spans: SyncSender<Vec<SchedulerSpan>>, forward: Option<ForwardHandle>) -> Self {
         let large = Arc::new(Semaphore::new(LARGE));
-        Self { spans, waiting: AtomicUsize::new(0), forward, large, counters: Counters::default() }
+        let (waiting, refused, counters) = (AtomicUsize::new(0), Mutex::default(), Counters::default());
+        Self { spans, waiting, forward, refused, large, counters }
     }
 
     /// Counts what became of a request.
@@ -204,28 +229,65 @@ impl Intake {
         permit.await.ok().and_then(Result::ok).ok_or(Refusal::Busy)
     }
 
-    /// Takes a message in: decoded for the rooms, as it is for whom it is handed on to. Both or neither.
+    /// Takes a message in: decoded for the rooms, as it is for whom it is handed on to. The rooms get it once, however often it must come
+    /// again until it finds a place there.
     pub(super) async fn take(&self, wire: Bytes, gzip: bool) -> Result<Accepted, Refusal> {
-        let decoded = if gzip {
+        let (plain, decoded) = if gzip {
             let wire = wire.clone();
             // Up to some milliseconds of computing.
             let inflated = tokio::task::spawn_blocking(move || decode_inflated(&wire)).await;
             inflated.map_err(|_| Refusal::Busy)??
         } else {
-            decode(&wire).map_err(|e| Refusal::Malformed(e.to_string()))?
+            let decoded = decode(&wire).map_err(|e| Refusal::Malformed(e.to_string()))?;
+            (wire.clone(), decoded)
         };
-        let (total, kept) = (decoded.total(), decoded.spans.len());
+        let (invalid, left_out, total) = (decoded.invalid, decoded.left_out, decoded.total());
+        let Some(forward) = &self.forward else {
+            self.for_rooms(decoded)?;
+            return Ok(accepted(invalid, left_out, false));
+        };
+        let payload = Payload { bytes: wire, gzip, spans: total };
+        match self.for_both(&plain, decoded, forward, payload) {
+            Ok(()) => Ok(accepted(invalid, left_out, true)),
+            Err(Declined::Here(refusal)) => Err(refusal),
+            Err(Declined::There(NoPlace::Now)) => Err(Refusal::ForwardFull),
+            Err(Declined::There(ever @ NoPlace::Ever)) => {
+                let rejected = i64::try_from(total).unwrap_or(i64::MAX);
+                Ok(Accepted { rejected, message: ever.to_string() })
+            }
+        }
+    }
+
+    fn for_both(
+        &self,
+        plain: &[u8],
+        decoded: Decoded,
+        forward: &ForwardHandle,
+        payload: Payload,
+    ) -> Result<(), Declined> {
+        let now = Instant::now();
+        // Nothing panics while it is held; were it so, it is still consistent.
+        let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
+        let again = refused.find(now, plain);
+        if again.is_none() {
+            self.for_rooms(decoded).map_err(Declined::Here)?;
+        }
+        let taken = forward.push(payload);
+        match (again, taken) {
+            (None, Err(NoPlace::Now)) => refused.remember(now, plain),
+            (Some(id), Ok(())) => refused.forget(id),
+            _ => {}
+        }
+        taken.map_err(Declined::There)
+    }
+
+    fn for_rooms(&self, decoded: Decoded) -> Result<(), Refusal> {
+        let kinds = [decoded.spans.len() as u64, decoded.foreign, decoded.invalid, decoded.left_out];
         self.hand_over(decoded.spans)?;
-        for (n, counter) in [kept as u64, decoded.foreign, decoded.invalid, decoded.left_out]
-            .into_iter()
-            .zip(&self.counters.spans)
-        {
+        for (n, counter) in kinds.into_iter().zip(&self.counters.spans) {
             counter.fetch_add(n, Ordering::Relaxed);
         }
-        if let Some(forward) = &self.forward {
-            forward.push(Payload { bytes: wire, gzip, spans: total });
-        }
-        Ok(self.accepted(decoded.invalid, decoded.left_out))
+        Ok(())
     }
 
     fn hand_over(&self, spans: Vec<SchedulerSpan>) -> Result<(), Refusal> {
@@ -241,28 +303,35 @@ impl Intake {
             Refusal::Busy
         })
     }
-
-    /// Where the whole request is handed on nothing is rejected; the message is a warning then.
-    fn accepted(&self, invalid: u64, left_out: u64) -> Accepted {
-        let mut parts = Vec::new();
-        if invalid > 0 {
-            parts.push(format!("{invalid} spans without a trace id, span id or known name"));
-        }
-        if left_out > 0 {
-            parts.push(format!("{left_out} spans beyond the first {MAX_SPANS} of a request"));
-        }
-        if parts.is_empty() {
-            return Accepted::default();
-        }
-        let rejected = if self.forward.is_some() { 0 } else { invalid.saturating_add(left_out) };
-        let message = format!("not used: {}", parts.join(", "));
-        Accepted { rejected: i64::try_from(rejected).unwrap_or(i64::MAX), message }
-    }
 }
 
-fn decode_inflated(wire: &[u8]) -> Result<crate::spans::Decoded, Refusal> {
+/// Who did not take a message.
+enum Declined {
+    Here(Refusal),
+    There(NoPlace),
+}
+
+/// Where the whole request is handed on nothing is rejected; the message is a warning then.
+fn accepted(invalid: u64, left_out: u64, handed_on: bool) -> Accepted {
+    let mut parts = Vec::new();
+    if invalid > 0 {
+        parts.push(format!("{invalid} spans without a trace id, span id or known name"));
+    }
+    if left_out > 0 {
+        parts.push(format!("{left_out} spans beyond the first {MAX_SPANS} of a request"));
+    }
+    if parts.is_empty() {
+        return Accepted::default();
+    }
+    let rejected = if handed_on { 0 } else { invalid.saturating_add(left_out) };
+    let message = format!("not used: {}", parts.join(", "));
+    Accepted { rejected: i64::try_from(rejected).unwrap_or(i64::MAX), message }
+}
+
+fn decode_inflated(wire: &[u8]) -> Result<(Bytes, Decoded), Refusal> {
     let plain = inflate(wire)?;
-    decode(&plain).map_err(|e| Refusal::Malformed(e.to_string()))
+    let decoded = decode(&plain).map_err(|e| Refusal::Malformed(e.to_string()))?;
+    Ok((plain.into(), decoded))
 }
 
 /// Decompresses up to the limit: a bomb costs that much and no more.

@@ -2,9 +2,12 @@
 //! whoever got them before.
 //!
 //! Off unless configured, on loopback by default, without authentication. Runs on the asynchronous runtime; the observing
-//! thread takes what has come and is never waited for: where it is behind, clients are told to come again.
+//! thread takes what has come and is never waited for: where it or whoever gets the bytes is behind, clients are told to come again. That
+//! cannot slow an engine: SGLang's exporter is a thread of its own with a bounded queue.
 
+mod first;
 mod intake;
+mod refused;
 mod serve;
 pub(crate) mod status;
 

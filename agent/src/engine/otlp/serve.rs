@@ -5,6 +5,7 @@
 
 use std::convert::Infallible;
 use std::fmt::Write as _;
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,10 +23,12 @@ use opentelemetry_proto::tonic::collector::trace::v1::{
     ExportTracePartialSuccess, ExportTraceServiceResponse,
 };
 use prost::Message as _;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
-use super::intake::{Accepted, FRAME, Intake, MAX_MESSAGE, Protocol, RETRY, Refusal};
+use super::first::Silent;
+use super::intake::{Accepted, FRAME, Intake, MAX_MESSAGE, Outcome, Protocol, RETRY, Refusal};
 use super::status::{RetryInfo, Status};
 use crate::accept::accept;
 
@@ -50,6 +53,10 @@ const METHOD: &str = "/opentelemetry.proto.collector.trace.v1.TraceService/Expor
 /// Where HTTP does.
 const PATH: &str = "/v1/traces";
 
+/// What they say that they send.
+const GRPC: &str = "application/grpc";
+const PROTOBUF: &str = "application/x-protobuf";
+
 type Body = UnsyncBoxBody<Bytes, Infallible>;
 
 /// Serves until `stop` changes or its sender goes away.
@@ -59,20 +66,49 @@ pub(super) async fn serve(
     intake: Arc<Intake>,
     stop: watch::Receiver<bool>,
 ) {
-    let stopped = stop.clone();
-    match protocol {
-        Protocol::Grpc => {
-            let serve = |stream| grpc_connection(stream, Arc::clone(&intake), stopped.clone());
-            accept(listener, CONNECTIONS, stop, serve).await;
+    let (stopped, silent) = (stop.clone(), Arc::new(Silent::default()));
+    let serve = |stream| {
+        let served = connection(stream, protocol, Arc::clone(&silent), Arc::clone(&intake), stopped.clone());
+        let intake = Arc::clone(&intake);
+        async move {
+            // A client's broken connection is its own affair.
+            if let Ok(None) = served.await {
+                intake.counters.request(protocol, Outcome::Silent);
+            }
         }
-        Protocol::Http => {
-            let serve = |stream| http_connection(stream, Arc::clone(&intake), stopped.clone());
-            accept(listener, CONNECTIONS, stop, serve).await;
-        }
-    }
+    };
+    accept(listener, CONNECTIONS, stop, || silent.make_way(), serve).await;
+    silent.end();
 }
 
-async fn grpc_connection(stream: TcpStream, intake: Arc<Intake>, mut stop: watch::Receiver<bool>) {
+/// `None`: closed, as nothing came on it.
+async fn connection(
+    stream: TcpStream,
+    protocol: Protocol,
+    silent: Arc<Silent>,
+    intake: Arc<Intake>,
+    stop: watch::Receiver<bool>,
+) -> io::Result<Option<()>> {
+    match protocol {
+        Protocol::Grpc => {
+            let Some(stream) = silent.greeted(stream).await? else { return Ok(None) };
+            grpc_connection(stream, intake, stop).await;
+        }
+        Protocol::Http => {
+            if silent.begun(&stream, ALIVE).await?.is_none() {
+                return Ok(None);
+            }
+            http_connection(stream, intake, stop).await;
+        }
+    }
+    Ok(Some(()))
+}
+
+async fn grpc_connection(
+    stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    intake: Arc<Intake>,
+    mut stop: watch::Receiver<bool>,
+) {
     let service = service_fn(move |request| {
         let intake = Arc::clone(&intake);
         async move { Ok::<_, Infallible>(grpc(&intake, request).await) }
@@ -127,7 +163,7 @@ fn response(accepted: Accepted) -> Vec<u8> {
 async fn grpc(intake: &Intake, request: Request<Incoming>) -> Response<Body> {
     let (head, body) = request.into_parts();
     let kind = text(&head.headers, &header::CONTENT_TYPE);
-    if head.method != Method::POST || !kind.starts_with("application/grpc") {
+    if head.method != Method::POST || !is_grpc(kind) {
         let refusal = Err::<(), _>(Refusal::NotServed("this port speaks gRPC".to_owned()));
         let _ = intake.count(Protocol::Grpc, refusal);
         return answer(StatusCode::UNSUPPORTED_MEDIA_TYPE, Bytes::new());
@@ -143,12 +179,28 @@ async fn grpc(intake: &Intake, request: Request<Incoming>) -> Response<Body> {
     }
 }
 
+/// `application/grpc`, also with `+proto` or parameters.
+fn is_grpc(content_type: &str) -> bool {
+    let kind = content_type.get(..GRPC.len());
+    kind.is_some_and(|kind| kind.eq_ignore_ascii_case(GRPC))
+}
+
+/// Whether a message is gzip; both transports name the ways of compression alike. Their names have no case (RFC 9110, 8.4.1), and `x-gzip`
+/// is another for `gzip` (8.4.1.3).
+fn is_gzip(coding: &str) -> Result<bool, Refusal> {
+    let coding = coding.trim();
+    let any = |names: &[&str]| names.iter().any(|name| name.eq_ignore_ascii_case(coding));
+    if any(&["", "identity"]) {
+        Ok(false)
+    } else if any(&["gzip", "x-gzip"]) {
+        Ok(true)
+    } else {
+        Err(Refusal::Encoding)
+    }
+}
+
 async fn grpc_message(intake: &Intake, headers: &HeaderMap, mut body: Incoming) -> Result<Accepted, Refusal> {
-    let gzip = match text(headers, &HeaderName::from_static("grpc-encoding")) {
-        "" | "identity" => false,
-        "gzip" => true,
-        _ => return Err(Refusal::Encoding),
-    };
+    let gzip = is_gzip(text(headers, &HeaderName::from_static("grpc-encoding")))?;
     let (mut frame, _permit) = intake.read(&mut body, MAX_MESSAGE + FRAME).await?;
     let cut = || Refusal::Malformed("not one whole gRPC message".to_owned());
     let head = frame.split_to(FRAME.min(frame.len()));
@@ -183,13 +235,13 @@ const fn code(refusal: &Refusal) -> i32 {
         Refusal::Malformed(_) => 3,
         Refusal::TooLarge => 8,
         Refusal::Encoding | Refusal::NotServed(_) => 12,
-        Refusal::Busy => 14,
+        Refusal::Busy | Refusal::ForwardFull => 14,
         Refusal::Slow => 1,
     }
 }
 
 fn status(refusal: &Refusal) -> Status {
-    let details = if *refusal == Refusal::Busy { vec![RetryInfo::detail(RETRY)] } else { Vec::new() };
+    let details = if refusal.passes() { vec![RetryInfo::detail(RETRY)] } else { Vec::new() };
     Status { code: code(refusal), message: refusal.to_string(), details }
 }
 
@@ -229,13 +281,15 @@ fn percent_encoded(text: &str) -> String {
 
 async fn http(intake: &Intake, request: Request<Incoming>) -> Response<Body> {
     let (head, mut body) = request.into_parts();
+    // A media type has no case, and may have parameters (RFC 9110, 8.3.1).
     let kind = text(&head.headers, &header::CONTENT_TYPE).split(';').next().unwrap_or_default().trim();
+    let kind = kind.eq_ignore_ascii_case(PROTOBUF);
     let (found, posted) = (head.uri.path() == PATH, head.method == Method::POST);
     let (refused, taken) = match (found, posted, kind) {
         (false, _, _) => (StatusCode::NOT_FOUND, Err(format!("no {}", shown(head.uri.path())))),
         (true, false, _) => (StatusCode::METHOD_NOT_ALLOWED, Err("POST it".to_owned())),
-        (true, true, "application/x-protobuf") => (StatusCode::OK, Ok(())),
-        (true, true, _) => {
+        (true, true, true) => (StatusCode::OK, Ok(())),
+        (true, true, false) => {
             (StatusCode::UNSUPPORTED_MEDIA_TYPE, Err("Content-Type: application/x-protobuf".to_owned()))
         }
     };
@@ -273,11 +327,7 @@ async fn http_message(
     headers: &HeaderMap,
     body: &mut Incoming,
 ) -> Result<Accepted, Refusal> {
-    let gzip = match text(headers, &header::CONTENT_ENCODING) {
-        "" | "identity" => false,
-        "gzip" => true,
-        _ => return Err(Refusal::Encoding),
-    };
+    let gzip = is_gzip(text(headers, &header::CONTENT_ENCODING))?;
     let (message, _permit) = intake.read(body, MAX_MESSAGE).await?;
     intake.take(message, gzip).await
 }
@@ -289,13 +339,15 @@ fn http_refusal(refusal: &Refusal, not_served: StatusCode) -> Response<Body> {
         Refusal::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
         Refusal::Encoding => StatusCode::UNSUPPORTED_MEDIA_TYPE,
         Refusal::NotServed(_) => not_served,
-        Refusal::Busy => StatusCode::SERVICE_UNAVAILABLE,
+        Refusal::Busy | Refusal::ForwardFull => StatusCode::SERVICE_UNAVAILABLE,
         Refusal::Slow => StatusCode::REQUEST_TIMEOUT,
     };
     let mut answer = answer(code, status(refusal).encode_to_vec().into());
     let headers = answer.headers_mut();
     match refusal {
-        Refusal::Busy => drop(headers.insert(header::RETRY_AFTER, HeaderValue::from(RETRY.as_secs()))),
+        Refusal::Busy | Refusal::ForwardFull => {
+            drop(headers.insert(header::RETRY_AFTER, HeaderValue::from(RETRY.as_secs())));
+        }
         Refusal::Encoding => drop(headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("gzip"))),
         Refusal::NotServed(_) if code == StatusCode::METHOD_NOT_ALLOWED => {
             drop(headers.insert(header::ALLOW, HeaderValue::from_static("POST")));

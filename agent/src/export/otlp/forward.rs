@@ -1,7 +1,7 @@
 //! Hands requests of others on as they came: the same bytes, compressed as they were, to one receiver.
 //!
-//! Bounded in number and bytes; what does not fit is dropped and counted, so that a receiver that is down neither holds up nor
-//! loses what the agent itself reads of the same requests. One that is down for minutes gets what has not grown too old since.
+//! Bounded in number and bytes; what does not fit now is not taken, and whoever brought it is told to come again. A receiver that is
+//! down for minutes gets what has not grown too old since.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::hash::{BuildHasher as _, RandomState};
@@ -59,6 +59,17 @@ pub struct Payload {
     pub gzip: bool,
     /// Spans in it, for the counters.
     pub spans: u64,
+}
+
+/// A request that was not taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NoPlace {
+    /// There is none now: it is worth another try. Also while the agent ends.
+    #[error("no place now for whom the spans are handed on to")]
+    Now,
+    /// It is larger than everything that may wait. Counted as dropped: it will not come again.
+    #[error("larger than spans.forward.queue.bytes, so not handed on")]
+    Ever,
 }
 
 #[derive(Debug)]
@@ -137,11 +148,6 @@ impl Forwarder {
         Ok(Some(Self { shared, tasks }))
     }
 
-    /// Takes a request in; drops and counts it if there is no place. Never waits.
-    pub fn push(&self, payload: Payload) {
-        self.handle().push(payload);
-    }
-
     /// For whoever takes requests in.
     pub fn handle(&self) -> ForwardHandle {
         ForwardHandle { shared: Arc::clone(&self.shared) }
@@ -172,15 +178,20 @@ pub struct ForwardHandle {
 }
 
 impl ForwardHandle {
-    /// Takes a request in; drops and counts it if there is no place. Never waits.
-    pub fn push(&self, payload: Payload) {
+    /// Takes a request in. Never waits.
+    ///
+    /// # Errors
+    /// [`NoPlace`].
+    pub fn push(&self, payload: Payload) -> Result<(), NoPlace> {
         let s = &self.shared;
+        if payload.bytes.len() > s.limits.bytes {
+            s.counters.drop_items(Signal::Spans, Reason::QueueFull, payload.spans);
+            return Err(NoPlace::Ever);
+        }
         let mut state = s.state();
         let bytes = state.bytes.saturating_add(payload.bytes.len());
         if state.closed || state.items >= s.limits.items || bytes > s.limits.bytes {
-            drop(state);
-            s.counters.drop_items(Signal::Spans, Reason::QueueFull, payload.spans);
-            return;
+            return Err(NoPlace::Now);
         }
         state.items += 1;
         state.bytes = bytes;
@@ -188,6 +199,7 @@ impl ForwardHandle {
         state.waiting.push_back(Item { payload, born: Instant::now() });
         drop(state);
         s.arrived.notify_one();
+        Ok(())
     }
 
     /// What waits or is under way.

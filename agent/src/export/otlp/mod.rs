@@ -55,7 +55,7 @@ use transport::{Export, Exporters, Wire};
 pub use config::{Compression, OtlpConfig, Protocol, QueueConfig, Secret, TlsConfig};
 pub use endpoint::Endpoint;
 pub(crate) use endpoint::without_login;
-pub use forward::{ForwardConfig, ForwardHandle, Forwarder, Payload, Waiting};
+pub use forward::{ForwardConfig, ForwardHandle, Forwarder, NoPlace, Payload, Waiting};
 pub use settings::OtlpError;
 
 /// Events waiting to become spans.

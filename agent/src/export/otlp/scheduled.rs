@@ -7,7 +7,7 @@ use opentelemetry::trace::{
     Event as SpanEvent, Link, SpanContext, SpanId as OtelSpanId, Status, TraceFlags, TraceId as OtelTraceId,
     TraceState,
 };
-use opentelemetry::{KeyValue, Value};
+use opentelemetry::{Array, KeyValue, Value};
 use opentelemetry_sdk::trace::{SpanData, SpanLinks};
 
 use super::spans::{Group, Tracer, process, text};
@@ -28,7 +28,7 @@ fn link(r: &EngineRequest) -> Link {
     Link::new(context, vec![KeyValue::new("sglang.rid", text(&r.rid))], 0)
 }
 
-/// A span per request, under the root of its role's view.
+/// A span per request, under the root of its role's view. One whose times are not believed stands where it was told.
 pub(super) fn groups(tracer: &Tracer<'_>, requests: &[EngineRequest], views: &[&View]) -> Vec<Group> {
     let group = |r: &EngineRequest| {
         let known = |v: &&&View| r.role.is_none_or(|role| v.role == role);
@@ -46,6 +46,11 @@ fn span(tracer: &Tracer<'_>, root: Role, r: &EngineRequest) -> SpanData {
     span.attributes = tracer.number();
     span.attributes.push(KeyValue::new("sglang.rid", text(&r.rid)));
     span.attributes.extend(r.role.map(|role| KeyValue::new("sglang.pd.role", role.label())));
+    if !r.doubted.is_empty() {
+        let names = r.doubted.iter().map(|name| text(name).into()).collect();
+        let key = "sglang.spans.times_not_believed";
+        span.attributes.push(KeyValue::new(key, Value::Array(Array::String(names))));
+    }
     span.links.links.push(link(r));
     if r.failed {
         span.status = Status::error("the engine says that the request failed");
