@@ -8,6 +8,7 @@ mod dashboards;
 mod demo;
 mod ebpf;
 mod engine;
+mod fleet;
 mod gpu_check;
 mod install;
 mod lint;
@@ -38,6 +39,8 @@ enum Command {
     Demo(demo::Args),
     /// Every test, installing what is missing.
     Test(test::Args),
+    /// Two hosts, Collectors, Jaeger and Prometheus: what arrives there, also when parts of it fail.
+    Fleet(fleet::Args),
     /// Only the live checks of the test command.
     Live(live::Args),
     /// Run the real SGLang control plane and score the agent against its truth (10 GB to install).
@@ -75,6 +78,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Engine(args) => engine::run(&args),
         Command::Dashboards => dashboards::run(),
         Command::Lint => lint::run(),
+        Command::Fleet(args) => fleet::run(&args),
         Command::Services(args) => services::run(&args),
         Command::Live(args) => live::run(&args),
         Command::Bench(args) => bench::run(&args),
