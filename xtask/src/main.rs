@@ -8,6 +8,7 @@ mod dashboards;
 mod demo;
 mod ebpf;
 mod engine;
+mod fleet;
 mod gpu_check;
 mod install;
 mod lint;
@@ -16,6 +17,7 @@ mod own;
 mod page;
 mod prometheus;
 mod requests;
+mod services;
 mod test;
 mod workload;
 
@@ -38,6 +40,8 @@ enum Command {
     Demo(demo::Args),
     /// Every test, installing what is missing.
     Test(test::Args),
+    /// Two hosts, Collectors, Jaeger and Prometheus: what arrives there, also when parts of it fail.
+    Fleet(fleet::Args),
     /// Only the live checks of the test command.
     Live(live::Args),
     /// The agent's pages in a real browser (Chromium); part of the test command.
@@ -48,6 +52,8 @@ enum Command {
     Lint,
     /// Write the Grafana dashboards from their tables.
     Dashboards,
+    /// Build the real services that tests run against (Collector, Jaeger), from their Go modules.
+    Services(services::Args),
     /// Print what the agent costs.
     Bench(bench::Args),
     /// On a machine with GPUs: hold what the agent reads of them against copies of known size.
@@ -76,6 +82,8 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Dashboards => dashboards::run(),
         Command::Lint => lint::run(),
         Command::Page(args) => page::run(&args),
+        Command::Fleet(args) => fleet::run(&args),
+        Command::Services(args) => services::run(&args),
         Command::Live(args) => live::run(&args),
         Command::Bench(args) => bench::run(&args),
     }?;

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
-use crate::{demo, ebpf, install, live, page, prometheus};
+use crate::{demo, ebpf, fleet, install, live, page, prometheus};
 
 /// Debian packages that tests need: libzmq for the workload, tcpdump and tshark as independent witnesses, tmux as a
 /// terminal for `roomtrace top`.
@@ -45,6 +45,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         skipped.extend(live::as_test()?);
         step("pages in a browser");
         skipped.extend(page::as_test()?);
+        step("fleet");
+        skipped.extend(fleet::as_test()?);
     }
     if !skipped.is_empty() {
         eprintln!("\n{} TESTS COULD NOT RUN HERE:", skipped.len());
