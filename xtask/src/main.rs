@@ -15,6 +15,7 @@ mod live;
 mod own;
 mod prometheus;
 mod requests;
+mod services;
 mod test;
 mod workload;
 
@@ -45,6 +46,8 @@ enum Command {
     Lint,
     /// Write the Grafana dashboards from their tables.
     Dashboards,
+    /// Build the real services that tests run against (Collector, Jaeger), from their Go modules.
+    Services(services::Args),
     /// Print what the agent costs.
     Bench(bench::Args),
     /// On a machine with GPUs: hold what the agent reads of them against copies of known size.
@@ -72,6 +75,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Engine(args) => engine::run(&args),
         Command::Dashboards => dashboards::run(),
         Command::Lint => lint::run(),
+        Command::Services(args) => services::run(&args),
         Command::Live(args) => live::run(&args),
         Command::Bench(args) => bench::run(&args),
     }?;
