@@ -86,9 +86,14 @@ impl Workload {
         serde_json::from_slice(&std::fs::read(self.dir.join("ready.json"))?).context("ready.json")
     }
 
+    /// Lets the load begin.
+    pub(crate) fn begin(&mut self) -> Result<()> {
+        std::fs::write(self.dir.join("go"), "").context("tell the workload to begin")
+    }
+
     /// Lets the load begin and waits for its results, one line of sums. Its processes stay.
     pub(crate) fn results(&mut self) -> Result<String> {
-        std::fs::write(self.dir.join("go"), "").context("tell the workload to begin")?;
+        self.begin()?;
         match self.lines.next() {
             Some(line) => line.context("read the workload's results"),
             None => bail!("the workload ended with {} and no results", self.child.wait()?),
