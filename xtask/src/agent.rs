@@ -30,10 +30,25 @@ pub(crate) struct Agent {
 }
 
 impl Agent {
+    /// Starts it where `command` (the agent, or what comes to run it with these arguments) leads, with its HTTP server at
+    /// `listen`, which is free.
+    pub(crate) fn start_at(
+        command: Command,
+        arguments: &[String],
+        listen: SocketAddr,
+        events: &Path,
+        log: &Path,
+    ) -> Result<Start> {
+        let start = Self::attempt(command, arguments, listen, events, log)?;
+        start.with_context(|| format!("{listen} is taken; see {}", log.display()))
+    }
+
     /// Starts `program run` with its events going to a file and waits until it says that it is ready.
     pub(crate) fn start(program: &Path, arguments: &[String], events: &Path, log: &Path) -> Result<Start> {
         for _ in 0..5 {
-            if let Some(start) = Self::attempt(program, arguments, events, log)? {
+            let listen =
+                TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).context("find a free port")?;
+            if let Some(start) = Self::attempt(Command::new(program), arguments, listen, events, log)? {
                 return Ok(start);
             }
         }
@@ -41,11 +56,15 @@ impl Agent {
     }
 
     /// `None`: another process took the port first.
-    fn attempt(program: &Path, arguments: &[String], events: &Path, log: &Path) -> Result<Option<Start>> {
-        let listen =
-            TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).context("find a free port")?;
+    fn attempt(
+        mut command: Command,
+        arguments: &[String],
+        listen: SocketAddr,
+        events: &Path,
+        log: &Path,
+    ) -> Result<Option<Start>> {
         let file = File::create(log).with_context(|| format!("create {}", log.display()))?;
-        let child = Command::new(program)
+        let child = command
             // What one run knows is none of the next one's.
             .args(["run", "--no-state", "--listen", &listen.to_string(), "--events"])
             .arg(events)
@@ -54,7 +73,7 @@ impl Agent {
             .stdout(file.try_clone()?)
             .stderr(file)
             .spawn()
-            .with_context(|| format!("start {}", program.display()))?;
+            .with_context(|| format!("start {}", command.get_program().display()))?;
         let mut agent = Self { child, listen, log: log.to_owned() };
         let end = Instant::now() + PATIENCE;
         loop {

@@ -10,6 +10,7 @@ mod demo;
 mod dist;
 mod ebpf;
 mod engine;
+mod fleet;
 mod gpu_check;
 mod install;
 mod k8s;
@@ -41,6 +42,8 @@ enum Command {
     Demo(demo::Args),
     /// Every test, installing what is missing.
     Test(test::Args),
+    /// Two hosts, Collectors, Jaeger and Prometheus: what arrives there, also when parts of it fail.
+    Fleet(fleet::Args),
     /// Only the live checks of the test command.
     Live(live::Args),
     /// Run the real SGLang control plane and score the agent against its truth (10 GB to install).
@@ -87,6 +90,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Dist(args) => dist::run(&args),
         Command::K8s(args) => k8s::run(&args),
         Command::Lint => lint::run(),
+        Command::Fleet(args) => fleet::run(&args),
         Command::Services(args) => services::run(&args),
         Command::Live(args) => live::run(&args),
         Command::Bench(args) => bench::run(&args),

@@ -37,16 +37,21 @@ pub(crate) fn program(name: &str) -> Result<PathBuf> {
 impl Prometheus {
     /// Starts it on the pages of `agent`, its files in `dir`, and waits until it is ready.
     pub(crate) fn start(agent: &Agent, dir: &Path) -> Result<Self> {
+        let target = agent.api();
+        let target = target.trim_start_matches("http://");
+        Self::scraping(&format!("{{job_name: roomtrace, static_configs: [{{targets: ['{target}']}}]}}"), dir)
+    }
+
+    /// The same with these jobs (`scrape_configs`, in YAML's flow style).
+    pub(crate) fn scraping(jobs: &str, dir: &Path) -> Result<Self> {
         let rules = install::root().join("dashboards/alerts/roomtrace.rules.yaml");
         let rules = std::fs::read_to_string(&rules).with_context(|| format!("read {}", rules.display()))?;
         // An alert stays for two minutes; a test need not wait for that.
         std::fs::write(dir.join("rules.yaml"), rules.replace("keep_firing_for: 2m", "keep_firing_for: 3s"))?;
-        let target = agent.api();
-        let target = target.trim_start_matches("http://");
         let config = format!(
             "global: {{scrape_interval: 1s, scrape_timeout: 1s, evaluation_interval: 1s}}\n\
              rule_files: [rules.yaml]\n\
-             scrape_configs: [{{job_name: roomtrace, static_configs: [{{targets: ['{target}']}}]}}]\n"
+             scrape_configs: [{jobs}]\n"
         );
         std::fs::write(dir.join("prometheus.yaml"), config)?;
         let listen =
@@ -77,7 +82,7 @@ impl Prometheus {
     }
 
     /// What a page of its API says.
-    fn api(&self, path: &str) -> Result<Value> {
+    pub(crate) fn api(&self, path: &str) -> Result<Value> {
         let body = get(self.listen, path).with_context(|| format!("ask Prometheus for {path}"))?;
         let mut answer: Value = serde_json::from_str(&body).context("read Prometheus' answer")?;
         if answer["status"] != "success" {
@@ -96,15 +101,19 @@ impl Prometheus {
     }
 
     /// Waits until pages fire for exactly what the agent has pinned now, for at least so many verdicts.
-    fn agree(&self, agent: &Agent, at_least: usize) -> Result<usize> {
+    pub(crate) fn agree(&self, agents: &[&Agent], at_least: usize) -> Result<usize> {
         let end = Instant::now() + PATIENCE;
         loop {
-            let (pinned, pages) = (pinned(agent)?, self.pages()?);
+            let mut pinned = BTreeSet::new();
+            for agent in agents {
+                pinned.extend(pinned_at(agent)?);
+            }
+            let pages = self.pages()?;
             if pinned == pages && (pages.len() >= at_least) && (at_least > 0 || pages.is_empty()) {
                 return Ok(pages.len());
             }
             if Instant::now() > end {
-                bail!("the agent has pinned {pinned:?}, firing are {pages:?}; see {}", self.log.display());
+                bail!("the agents have pinned {pinned:?}, firing are {pages:?}; see {}", self.log.display());
             }
             sleep(Duration::from_millis(200));
         }
@@ -135,19 +144,26 @@ impl Prometheus {
 
     /// Phases lead to the traces of rooms.
     fn has_exemplars(&self) -> Result<()> {
-        let query = escaped("roomtrace_room_phase_duration_seconds_bucket");
+        self.exemplars("roomtrace_room_phase_duration_seconds_bucket").map(drop)
+    }
+
+    /// Trace ids of a histogram's exemplars; at least one.
+    pub(crate) fn exemplars(&self, series: &str) -> Result<BTreeSet<String>> {
+        let query = escaped(series);
         let data = self.api(&format!("/api/v1/query_exemplars?query={query}&start=0&end=99999999999"))?;
         let all = data.as_array().context("no exemplars")?.iter();
-        let mut ids = all.flat_map(|series| series["exemplars"].as_array().into_iter().flatten());
-        if !ids.any(|exemplar| exemplar["labels"]["trace_id"].as_str().is_some_and(|id| id.len() == 32)) {
-            bail!("no exemplar has a trace id: {data}");
+        let all = all.flat_map(|series| series["exemplars"].as_array().into_iter().flatten());
+        let ids = all.filter_map(|exemplar| exemplar["labels"]["trace_id"].as_str());
+        let ids: BTreeSet<String> = ids.filter(|id| id.len() == 32).map(str::to_owned).collect();
+        if ids.is_empty() {
+            bail!("no exemplar of {series} has a trace id: {data}");
         }
-        Ok(())
+        Ok(ids)
     }
 }
 
 /// For a query string (RFC 3986, section 2.3: the unreserved characters stay).
-fn escaped(text: &str) -> String {
+pub(crate) fn escaped(text: &str) -> String {
     let byte = |b: u8| {
         if b.is_ascii_alphanumeric() || b"-._~".contains(&b) {
             char::from(b).to_string()
@@ -166,7 +182,7 @@ impl Drop for Prometheus {
 }
 
 /// Verdict and confidence of pinned rooms that are to be paged for, as `/metrics` has them.
-fn pinned(agent: &Agent) -> Result<BTreeSet<(String, String)>> {
+fn pinned_at(agent: &Agent) -> Result<BTreeSet<(String, String)>> {
     let text = agent.get("/metrics")?;
     let series = text.lines().filter(|l| l.starts_with("roomtrace_rooms_pinned{") && !l.ends_with(" 0.0"));
     let label = |line: &str, name: &str| -> String {
@@ -202,11 +218,11 @@ pub(crate) fn check(agent: &Path, dir: &Path) -> Result<Result<String, String>> 
     let mut workload = Workload::open(&["demo"], dir)?;
     workload.results()?;
     // The demo has more; some of its verdicts are never more than possible.
-    let pages = prometheus.agree(&agent, 3)?;
+    let pages = prometheus.agree(&[&agent], 3)?;
     let queries = prometheus.answers_dashboards(&agent)?;
     prometheus.has_exemplars()?;
     workload.end()?;
-    prometheus.agree(&agent, 0)?;
+    prometheus.agree(&[&agent], 0)?;
     drop(prometheus);
     agent.stop()?;
     Ok(Ok(format!(

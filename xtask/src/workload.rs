@@ -28,16 +28,18 @@ pub(crate) struct Workload {
 
 impl Workload {
     /// Starts it with results going to `dir`, and waits until its connections are open. Its room numbers are made from
-    /// this process's id: another workload on this host has others.
+    /// this process's id unless the arguments say otherwise: another workload on this host has others.
     pub(crate) fn open(arguments: &[&str], dir: &Path) -> Result<Self> {
         Self::open_as(&install::target().join("debug/pd-workload"), arguments, dir)
     }
 
     /// The same with another build of it.
     pub(crate) fn open_as(program: &Path, arguments: &[&str], dir: &Path) -> Result<Self> {
+        let own = ["--seed".to_owned(), std::process::id().to_string()];
+        let seed = if arguments.contains(&"--seed") { &[][..] } else { &own };
         let mut child = Command::new(program)
             .args(arguments)
-            .args(["--seed", &std::process::id().to_string()])
+            .args(seed)
             .arg("--out")
             .arg(dir)
             .arg("--ready-file")
@@ -91,7 +93,7 @@ impl Workload {
         std::fs::write(self.dir.join("go"), "").context("tell the workload to begin")
     }
 
-    /// Lets the load begin and waits for its results, one line of sums. Its processes stay.
+    /// Lets the load begin if it has not and waits for its results, one line of sums. Its processes stay.
     pub(crate) fn results(&mut self) -> Result<String> {
         self.begin()?;
         match self.lines.next() {

@@ -124,6 +124,8 @@ pub struct Capture {
     pub ports: Vec<u16>,
     /// Whether requests at HTTP ports of engines and bootstrap servers are read.
     pub requests: bool,
+    /// Whether only connections of the agent's own network namespace are watched.
+    pub own_network: bool,
 }
 
 impl Default for Capture {
@@ -133,6 +135,7 @@ impl Default for Capture {
             engine_comms: vec!["sglang::".to_owned()],
             ports: Vec::new(),
             requests: true,
+            own_network: false,
         }
     }
 }

@@ -469,8 +469,17 @@ fn capture_config(config: &Config) -> CaptureConfig {
         ports: config.capture.ports.clone(),
         requests: config.capture.requests,
         carriers: config.network.tcp,
+        namespace: config.capture.own_network.then(own_network),
         ..CaptureConfig::default()
     }
+}
+
+/// The agent's own network namespace, by the number that the kernel shows of it (`ns.inum`). Where it shows none, one that no
+/// socket has: seeing nothing is noticed, seeing other hosts' engines is not.
+fn own_network() -> u32 {
+    use std::os::unix::fs::MetadataExt as _;
+    let number = std::fs::metadata("/proc/self/ns/net").map(|of| of.ino());
+    number.ok().and_then(|n| n.try_into().ok()).unwrap_or(0)
 }
 
 fn identity(config: &Config) -> Identity {

@@ -49,6 +49,8 @@ pub struct CaptureConfig {
     /// Whether connections of engine processes that carry neither ZMTP nor HTTP are remembered for what they carry
     /// ([`Capture::ask_carried`], and once at their end). Off: such connections are forgotten like any other.
     pub carriers: bool,
+    /// Number of the one network namespace whose sockets' events are handed on; `None`: those of all.
+    pub namespace: Option<u32>,
 }
 
 impl Default for CaptureConfig {
@@ -63,6 +65,7 @@ impl Default for CaptureConfig {
             fresh_budget: 4096,
             requests: true,
             carriers: true,
+            namespace: None,
         }
     }
 }
@@ -157,6 +160,8 @@ pub struct Capture {
     malformed: u64,
     endpoints_refused: u64,
     processes_refused: u64,
+    /// [`CaptureConfig::namespace`].
+    namespace: Option<u32>,
 }
 
 impl std::fmt::Debug for Capture {
@@ -190,6 +195,7 @@ impl Capture {
         let missing = extra::attach(&mut ebpf, &types);
         drop(types); // megabytes, and all programs are loaded
         let mut capture = Self::around(hook, refused, missing, ebpf)?;
+        capture.namespace = config.namespace;
         let failed = |why| KernelError::Map { map: map::PORTS, action: "fill", why };
         let ports = capture.ebpf.map_mut(map::PORTS).ok_or_else(|| failed("no such map".to_owned()))?;
         let mut ports: HashMap<_, u16, u32> = ports.try_into().map_err(|e: MapError| failed(chain(&e)))?;
@@ -229,6 +235,7 @@ impl Capture {
             malformed: 0,
             endpoints_refused: 0,
             processes_refused: 0,
+            namespace: None,
         })
     }
 
@@ -265,6 +272,7 @@ impl Capture {
         while taken < budget {
             let Some(item) = self.ring.next() else { break };
             match record::decode(&item) {
+                Some(event) if self.elsewhere(&event) => {}
                 Some(event) => {
                     self.ask.note(&event);
                     sink(event);
@@ -275,6 +283,11 @@ impl Capture {
         }
         self.taken += taken as u64;
         taken
+    }
+
+    /// Whether it is of a network namespace that was not asked for.
+    fn elsewhere(&self, event: &Event<'_>) -> bool {
+        matches!((self.namespace, event), (Some(asked), Event::Socket(of)) if of.netns != asked)
     }
 
     /// Hands on every event that has been recorded until now. A record that another CPU is still writing hides those behind

@@ -16,6 +16,7 @@ use serde::de::DeserializeOwned;
 
 use crate::engine::{ENGINE, EngineConfig, HttpConfig, Order, Said};
 use crate::expect::Side;
+use crate::hosts;
 use crate::net::lock;
 use crate::rank::{Command, Event, PROCESS_VARIABLE, RankConfig, RoleConfig, RoomReport, now};
 use crate::router::{self, LegReport, Told};
@@ -232,12 +233,19 @@ pub(crate) fn start(
     ports: Option<&mut Ports>,
     log: &Path,
 ) -> Result<Vec<Rank>> {
+    let prefill = ranks.first().is_some_and(|rank| matches!(rank.role, RoleConfig::Prefill { .. }));
+    let host = hosts::of(prefill);
+    let _inside = host.map(hosts::Host::enter).transpose()?;
+    if let Some(host) = host {
+        for rank in &mut ranks {
+            (rank.bind, rank.advertise) = (host.address, host.address);
+        }
+    }
     let mut place = None;
     let mut http = None;
     let elsewhere = ports.as_ref().and_then(|ports| ports.elsewhere);
     if let (Some(ports), Some(first)) = (ports, ranks.first()) {
         let server = SocketAddr::new(first.bind, ports.next()?);
-        let prefill = matches!(first.role, RoleConfig::Prefill { .. });
         let bootstrap_port = if prefill { Some(ports.next()?) } else { None };
         let at = |port| SocketAddr::new(first.advertise, port);
         let reached = HttpPlace { server: at(server.port()), bootstrap: bootstrap_port.map(at) };

@@ -12,6 +12,7 @@ mod driver;
 mod engine;
 mod expect;
 mod fleet;
+mod hosts;
 mod http;
 mod kv;
 mod load;
@@ -214,6 +215,12 @@ struct Common {
     /// Another address of this machine to bind and to tell the peers.
     #[arg(long)]
     address: Option<IpAddr>,
+    /// Network namespace (`ip netns`) for the prefill engines, and their address there.
+    #[arg(long, value_name = "NAMESPACE=ADDRESS")]
+    prefill_host: Option<hosts::Host>,
+    /// The same for the decode engines.
+    #[arg(long, value_name = "NAMESPACE=ADDRESS")]
+    decode_host: Option<hosts::Host>,
     /// Room numbers are made from it.
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -243,6 +250,7 @@ impl Common {
     }
 
     fn place(&self) -> Place {
+        hosts::set(self.prefill_host.clone(), self.decode_host.clone());
         let (v4, v6) = (IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST));
         match (self.address, self.family) {
             (Some(address), _) => Place { bind: address, advertise: address },

@@ -9,6 +9,7 @@ const ALLOWED: &[(&str, &str)] = &[
     ),
     ("capture.ports", "a list of at most 64 port numbers from 1 to 65535"),
     ("capture.requests", "true or false"),
+    ("capture.own_network", "true or false"),
     ("engine.scrape", "true or false"),
     ("engine.interval", "a duration from 5s to 1m, such as 15s"),
     ("engine.pod_names", "the path of a directory, such as /var/log/containers, or null"),
