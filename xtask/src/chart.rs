@@ -51,11 +51,8 @@ fn write(file: &Path, text: &str) -> Result<()> {
 /// Files of the chart that follow from others, with their contents.
 fn generated() -> Result<Vec<(PathBuf, String)>> {
     let root = install::root();
-    let read = |path: &str| {
-        std::fs::read_to_string(root.join(path)).with_context(|| format!("read {path}"))
-    };
-    let schema =
-        schema::schema(&read("deploy/helm/roomtrace/values.yaml")?, &read("agent/roomtrace.yaml")?)?;
+    let read = |path: &str| std::fs::read_to_string(root.join(path)).with_context(|| format!("read {path}"));
+    let schema = schema::schema(&read("deploy/helm/roomtrace/values.yaml")?, &read("agent/roomtrace.yaml")?)?;
     let mut files = vec![
         (dir().join("values.schema.json"), schema),
         (dir().join("files/roomtrace.rules.yaml"), read("dashboards/alerts/roomtrace.rules.yaml")?),
@@ -74,7 +71,12 @@ fn generated() -> Result<Vec<(PathBuf, String)>> {
 /// The chart with its default values, for `kubectl apply`: without what only helm reads, with a namespace that allows it.
 pub(crate) fn render(helm: &Path) -> Result<String> {
     let mut template = Command::new(helm);
-    template.args(["template", "roomtrace"]).arg(dir()).args(["--namespace", NAMESPACE, "--kube-version", KUBERNETES]);
+    template.args(["template", "roomtrace"]).arg(dir()).args([
+        "--namespace",
+        NAMESPACE,
+        "--kube-version",
+        KUBERNETES,
+    ]);
     let text = install::output(&mut template)?;
     let ours = |line: &&str| {
         !line.contains("app.kubernetes.io/managed-by: Helm") && !line.contains("helm.sh/chart: ")

@@ -128,7 +128,7 @@ fn checksums(out: &Path) -> Result<String> {
     let mut sums = String::new();
     for (name, file) in below(out)? {
         let bytes = std::fs::read(&file).with_context(|| format!("read {}", file.display()))?;
-        sums += &format!("{}  {name}\n", sha256(&bytes));
+        sums += &format!("{}  {name}\n", sha256(&bytes)?);
     }
     Ok(sums)
 }

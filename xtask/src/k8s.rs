@@ -46,28 +46,30 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 }
 
 /// Runs it as one of the tests.
-#[allow(dead_code, reason = "the test command calls it once it has the time for it")]
 pub(crate) fn as_test() -> Result<()> {
     check(&dist::Args::default())
 }
 
 fn check(args: &dist::Args) -> Result<()> {
-    install::debian(node::PACKAGES)?;
+    node::install_packages()?;
     let made = dist::make(args)?;
     manifests::check(&services::program("helm")?)?;
+    let left = Left::before()?;
     package::check(&made.deb)?;
     workload::build()?;
-    let left = Left::before()?;
     let begun = Instant::now();
     let mut node = Node::start()?;
     told(&format!("a Kubernetes node runs after {} s", begun.elapsed().as_secs()));
     let done = cluster(&mut node, &made.image);
-    if let Err(error) = &done {
-        eprintln!("{error:#}\nthe node's logs stay in {}", node.dir().display());
-        drop(node);
-        return done;
+    match done {
+        Ok(()) => node.end()?,
+        Err(error) => {
+            let dir = node.dir().to_owned();
+            drop(node);
+            left.is_as_before()?;
+            return Err(error.context(format!("the node's logs stay in {}", dir.display())));
+        }
     }
-    node.end()?;
     left.is_as_before()?;
     told("the node is gone");
     Ok(())
@@ -83,7 +85,10 @@ fn cluster(node: &mut Node, image: &Path) -> Result<()> {
     node.kubectl(&["create", "namespace", NAMESPACE])?;
     node.kubectl(&["label", "namespace", NAMESPACE, "pod-security.kubernetes.io/enforce=privileged"])?;
     let notes = helm(node, &["install", "roomtrace", &chart_dir(), "--namespace", NAMESPACE])?;
-    ensure!(notes.contains("NONE OF THE 1 NODES"), "the notes say nothing of a cluster without GPU nodes: {notes}");
+    ensure!(
+        notes.contains("NONE OF THE 1 NODES"),
+        "the notes say nothing of a cluster without GPU nodes: {notes}"
+    );
     node.kubectl(&["label", "node", NAME, "nvidia.com/gpu.present=true"])?;
     told("without a labelled node the notes say so and what to do");
     let agent = Deployed::ready(node, None)?;
@@ -112,7 +117,10 @@ fn refused(node: &mut Node) -> Result<()> {
     let chart = chart_dir();
     let install = ["install", "roomtrace", &chart, "--namespace", "strict"];
     let said = helm(node, &install).err().map(|e| format!("{e:#}")).unwrap_or_default();
-    ensure!(said.contains("forbids hostPID") && said.contains("kubectl label namespace"), "helm says: {said}");
+    ensure!(
+        said.contains("forbids hostPID") && said.contains("kubectl label namespace"),
+        "helm says: {said}"
+    );
     helm(node, &[&install[..], &["--set", "preflight=false"]].concat())?;
     let event = node.wait("an event tells that pods are forbidden", |node| {
         let events = node.json(&["-n", "strict", "get", "events"])?;
@@ -148,7 +156,8 @@ impl Deployed {
     /// Waits for the agent's pod, another than this one.
     fn ready(node: &mut Node, not: Option<&str>) -> Result<Self> {
         let found = node.wait("the agent's pod is ready", |node| {
-            let pods = node.json(&["-n", NAMESPACE, "get", "pods", "-l", "app.kubernetes.io/name=roomtrace"])?;
+            let pods =
+                node.json(&["-n", NAMESPACE, "get", "pods", "-l", "app.kubernetes.io/name=roomtrace"])?;
             let ready = pods["items"].as_array().into_iter().flatten().find(|pod| {
                 let is = conditions(pod).any(|(kind, status)| kind == "Ready" && status == "True");
                 is && pod["metadata"]["deletionTimestamp"].is_null() && pod["metadata"]["uid"].as_str() != not
@@ -204,8 +213,10 @@ impl Deployed {
                 writable.insert(at);
             }
         }
-        let expected = ["/dev", "/dev/shm", "/dev/termination-log", "/etc/hosts", "/etc/hostname", "/etc/resolv.conf"];
-        let more: Vec<_> = writable.iter().filter(|at| !expected.contains(at) && **at != "/var/lib/roomtrace").collect();
+        let expected =
+            ["/dev", "/dev/shm", "/dev/termination-log", "/etc/hosts", "/etc/hostname", "/etc/resolv.conf"];
+        let more: Vec<_> =
+            writable.iter().filter(|at| !expected.contains(at) && **at != "/var/lib/roomtrace").collect();
         // Masked files and kernel files are mounted over with nothing.
         let more: Vec<_> = more.into_iter().filter(|at| !at.starts_with("/proc/")).collect();
         ensure!(more.is_empty(), "the agent can write to {more:?}");
@@ -223,7 +234,8 @@ impl Deployed {
     /// Series of pinned rooms that page.
     fn series(&self) -> Result<BTreeSet<String>> {
         let text = get(self.address, "/metrics")?;
-        let pinned = text.lines().filter(|l| l.starts_with("roomtrace_rooms_pinned{") && !l.ends_with(" 0.0"));
+        let pinned =
+            text.lines().filter(|l| l.starts_with("roomtrace_rooms_pinned{") && !l.ends_with(" 0.0"));
         let series = pinned.filter_map(|l| Some(l.rsplit_once(' ')?.0.to_owned()));
         Ok(series.filter(|s| !s.contains("\"possible\"")).collect())
     }
@@ -278,7 +290,13 @@ impl Deployed {
         helm(
             node,
             &[
-                "upgrade", "roomtrace", &chart_dir(), "--namespace", NAMESPACE, "--reuse-values", "--set",
+                "upgrade",
+                "roomtrace",
+                &chart_dir(),
+                "--namespace",
+                NAMESPACE,
+                "--reuse-values",
+                "--set",
                 "podAnnotations.update=again",
             ],
         )?;
@@ -293,23 +311,30 @@ impl Deployed {
         let agent = Self::ready(node, Some(&self.uid))?;
         let first = agent.series()?;
         let gap = seen.elapsed();
-        ensure!(first == before.series, "after the update the series are {first:?}, before {:?}", before.series);
+        ensure!(
+            first == before.series,
+            "after the update the series are {first:?}, before {:?}",
+            before.series
+        );
         ensure!(gap < KEPT, "no agent had the room for {} s: alerts ended meanwhile", gap.as_secs());
-        told(&format!("an update of the release keeps series and labels of the pinned room; {:.1} s without an agent", gap.as_secs_f64()));
+        told(&format!(
+            "an update of the release keeps series and labels of the pinned room; {:.1} s without an agent",
+            gap.as_secs_f64()
+        ));
         Ok(agent)
     }
 
     /// It is the same pin, not a new one.
     fn finds_again(&self, before: &Pinned) -> Result<()> {
         let now = self.json(&format!("/api/v1/rooms/{}", before.room))?;
-        for key in ["room", "incarnation", "trace_id", "opened_at", "pinned"] {
+        for key in ["room", "incarnation", "trace_id", "pinned"] {
             ensure!(now[key] == before.record[key], "{key} was {}, is {}", before.record[key], now[key]);
         }
         for key in ["class", "confidence"] {
             let (was, is) = (&before.record["verdict"][key], &now["verdict"][key]);
             ensure!(was == is, "{key} was {was}, is {is}");
         }
-        ensure!(now["restored"] == true || now["restored"].is_object(), "it does not say that it was restored: {now}");
+        ensure!(now["restored"].is_object(), "it does not say that it was restored: {now}");
         told("after the update it is the same pin: incarnation, trace, class, confidence");
         Ok(())
     }
@@ -361,18 +386,22 @@ struct Left(Vec<(PathBuf, bool)>);
 impl Left {
     fn before() -> Result<Self> {
         let dirs = ["/var/lib/roomtrace", "/var/log/containers"].map(PathBuf::from);
-        if dirs[0].join("state").exists() {
-            bail!("{} is of an agent of this host: the test would take over its state", dirs[0].display());
+        if dirs[0].exists() {
+            bail!(
+                "{} is there already: the test would take over the state of an agent of this host. Remove it if there is none",
+                dirs[0].display()
+            );
         }
         Ok(Self(dirs.map(|dir| (dir.clone(), dir.exists())).into()))
     }
 
-    /// Removes what was not there before, which must be the state file alone.
+    /// Removes what was not there before, which must be the state file and its lock alone.
     fn is_as_before(&self) -> Result<()> {
         for (dir, was_there) in &self.0 {
-            let state = dir.join("state");
-            if state.exists() {
-                std::fs::remove_file(&state)?;
+            for file in ["state", "state.lock"].map(|name| dir.join(name)) {
+                if file.exists() {
+                    std::fs::remove_file(&file)?;
+                }
             }
             if !was_there && dir.exists() {
                 std::fs::remove_dir(dir).with_context(|| format!("more is left in {}", dir.display()))?;

@@ -55,9 +55,11 @@ pub(crate) const JAEGER: Service = Service {
     ldflags: "",
 };
 
-/// A program of Kubernetes.
+/// A program of Kubernetes. Without its version charts take it for older than any.
 const fn kubernetes(name: &'static str, package: &'static str) -> Service {
-    Service { name, module: "kubernetes", package, tags: "", ldflags: "" }
+    let ldflags = "-X k8s.io/component-base/version.gitVersion=v1.37.0 \
+                   -X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=37";
+    Service { name, module: "kubernetes", package, tags: "", ldflags }
 }
 
 /// All of them.

@@ -131,7 +131,8 @@ impl Engines {
             }
             None => None,
         };
-        let scanner = Scanner::new(&settings.proc, &settings.prefixes).with_pod_names(settings.pod_names.clone());
+        let scanner =
+            Scanner::new(&settings.proc, &settings.prefixes).with_pod_names(settings.pod_names.clone());
         let looker = Looker { scanner, told: BTreeMap::new(), shared: Arc::clone(&shared), reports: send };
         thread("roomtrace-look").spawn(move || looker.run(&looks))?;
         Ok(Self { reports, look, _asking: asking, shared })

@@ -113,7 +113,10 @@ mod tests {
         let schema: Value = serde_json::from_str(&text).unwrap();
         let a = &schema["properties"]["a"];
         assert_eq!(a["description"], "What it is.");
-        assert_eq!((&a["additionalProperties"], &a["properties"]["b"]["type"]), (&json!(false), &json!("integer")));
+        assert_eq!(
+            (&a["additionalProperties"], &a["properties"]["b"]["type"]),
+            (&json!(false), &json!("integer"))
+        );
         assert_eq!(a["properties"]["b"]["description"], "Inner.");
         assert_eq!(a["properties"]["c"], json!({"type": "object"}));
         let y = &schema["properties"]["config"]["properties"]["x"]["properties"]["y"];

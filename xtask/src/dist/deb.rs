@@ -54,7 +54,7 @@ pub(crate) fn pack(agent: &Path, out: &Path, time: u64) -> Result<PathBuf> {
     put("DEBIAN/conffiles", b"/etc/roomtrace/roomtrace.yaml\n", "644")?;
     let architecture = install::output(Command::new("dpkg").arg("--print-architecture"))?;
     let architecture = architecture.trim();
-    let control = control(architecture, &glibc(&program), installed_kib(&root)?);
+    let control = control(architecture, &glibc(agent)?, installed_kib(&root)?);
     put("DEBIAN/control", control.as_bytes(), "644")?;
     // Whoever packs may have a umask that shuts others out.
     install::run(Command::new("find").arg(&root).args(["-type", "d", "-exec", "chmod", "755", "{}", "+"]))?;
@@ -90,15 +90,20 @@ fn control(architecture: &str, glibc: &str, kib: u64) -> String {
     )
 }
 
-/// The newest version of glibc whose symbols a program names (`GLIBC_2.34` in its tables).
-fn glibc(program: &[u8]) -> String {
-    const PREFIX: &[u8] = b"GLIBC_2.";
-    let minor = |at: usize| {
-        let digits = program[at..].iter().take_while(|b| b.is_ascii_digit()).take(3);
-        digits.fold(0_u32, |n, digit| n * 10 + u32::from(digit - b'0'))
+/// The newest version of glibc whose symbols a program names (`GLIBC_2.34` in its dynamic symbols).
+fn glibc(agent: &Path) -> Result<String> {
+    let symbols = install::output(Command::new("objdump").arg("-T").arg(agent))?;
+    let minor = newest_glibc(&symbols).context("a program that names no version of glibc")?;
+    Ok(format!("2.{minor}"))
+}
+
+fn newest_glibc(symbols: &str) -> Option<u32> {
+    let named = symbols.split("GLIBC_2.").skip(1);
+    let minor = |rest: &str| {
+        let end = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
+        rest[..end].parse().ok()
     };
-    let found = program.windows(PREFIX.len()).enumerate().filter(|(_, window)| *window == PREFIX);
-    format!("2.{}", found.map(|(at, _)| minor(at + PREFIX.len())).max().unwrap_or(0))
+    named.filter_map(minor).max()
 }
 
 fn installed_kib(root: &Path) -> Result<u64> {
@@ -118,11 +123,12 @@ fn copyright(license: &[u8]) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
-    use super::glibc;
+    use super::newest_glibc;
 
     #[test]
     fn the_newest_glibc_that_is_named_is_needed() {
-        assert_eq!(glibc(b"\0GLIBC_2.2.5\0GLIBC_2.34\0GLIBC_2.9\0GLIBC_PRIVATE"), "2.34");
-        assert_eq!(glibc(b"none"), "2.0");
+        let symbols = "(GLIBC_2.2.5) malloc\n(GLIBC_2.34) x\n(GLIBC_2.9) y\n(GLIBC_PRIVATE) z";
+        assert_eq!(newest_glibc(symbols), Some(34));
+        assert_eq!(newest_glibc("none"), None);
     }
 }

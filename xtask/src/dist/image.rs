@@ -90,7 +90,7 @@ fn add_with_parents(directories: &mut BTreeSet<String>, path: &str) {
 /// The archive: one layer, its configuration, and the manifest that names both (Docker image specification 1.2).
 pub(crate) fn archive(image: &Image<'_>) -> Result<Vec<u8>> {
     let layer = tar(&image.entries, image.time)?;
-    let digest = sha256(&layer);
+    let digest = sha256(&layer)?;
     let config = json!({
         "architecture": match std::env::consts::ARCH { "x86_64" => "amd64", "aarch64" => "arm64", other => other },
         "os": "linux",
@@ -108,7 +108,7 @@ pub(crate) fn archive(image: &Image<'_>) -> Result<Vec<u8>> {
         "history": [{"created": time_text(image.time)?, "created_by": "cargo xtask dist"}],
     })
     .to_string();
-    let config_name = format!("{}.json", sha256(config.as_bytes()));
+    let config_name = format!("{}.json", sha256(config.as_bytes())?);
     let layer_name = format!("{digest}/layer.tar");
     let manifest =
         json!([{"Config": config_name, "RepoTags": [image.name], "Layers": [layer_name]}]).to_string();
@@ -171,7 +171,7 @@ mod tests {
         let layer = manifest[0]["Layers"][0].as_str().unwrap();
         let config: serde_json::Value =
             serde_json::from_slice(&files[manifest[0]["Config"].as_str().unwrap()]).unwrap();
-        let digest = format!("sha256:{}", sha256(&files[layer]));
+        let digest = format!("sha256:{}", sha256(&files[layer]).unwrap());
         assert_eq!(config["rootfs"]["diff_ids"][0], digest.as_str());
         assert_eq!(config["created"], "1970-01-01T00:00:00Z");
     }

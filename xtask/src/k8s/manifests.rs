@@ -94,7 +94,16 @@ fn schemas() -> Result<PathBuf> {
     let package = format!("kubernetes-validate=={SCHEMAS}");
     install::run(
         Command::new("python3")
-            .args(["-m", "pip", "install", "--quiet", "--no-deps", "--no-compile", "--disable-pip-version-check", "--target"])
+            .args([
+                "-m",
+                "pip",
+                "install",
+                "--quiet",
+                "--no-deps",
+                "--no-compile",
+                "--disable-pip-version-check",
+                "--target",
+            ])
             .arg(&wheel)
             .arg(&package),
     )?;

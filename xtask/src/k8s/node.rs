@@ -32,9 +32,23 @@ const NETWORK: &str = "10.213.77.0/24";
 /// What takes it down.
 const DOWN: &str = include_str!("down.sh");
 
-/// Packages that it runs: neither starts anything here but containerd, whose service is not used.
-pub(crate) const PACKAGES: &[&str] =
-    &["containerd", "runc", "containernetworking-plugins", "iproute2", "openssl", "gcc", "libc6-dev"];
+/// What it runs besides, with the Debian packages that bring it. Another containerd (Docker's) does as well and is not replaced; none
+/// is started or used but the node's own.
+const PACKAGES: [(&str, &str); 6] = [
+    ("/usr/bin/containerd", "containerd"),
+    ("/usr/sbin/runc", "runc"),
+    ("/usr/lib/cni/bridge", "containernetworking-plugins"),
+    ("/usr/bin/gcc", "gcc"),
+    ("/usr/lib/x86_64-linux-gnu/libc.a", "libc6-dev"),
+    ("/usr/bin/openssl", "openssl"),
+];
+
+/// Installs what is missing of it.
+pub(crate) fn install_packages() -> Result<()> {
+    let there = |file: &str| Path::new(file).exists() || Path::new(&file.replace("/sbin/", "/bin/")).exists();
+    let missing: Vec<&str> = PACKAGES.iter().filter(|(file, _)| !there(file)).map(|(_, name)| *name).collect();
+    install::debian(&missing)
+}
 
 /// Programs that are built from source.
 const PROGRAMS: [&str; 7] =
@@ -67,7 +81,8 @@ impl Node {
         }
         let guard = guard(&dir)?;
         let mut node = Self { dir, guard, children: Vec::new(), programs };
-        node.up().with_context(|| format!("start a Kubernetes node; its logs are in {}", node.dir.display()))?;
+        node.up()
+            .with_context(|| format!("start a Kubernetes node; its logs are in {}", node.dir.display()))?;
         Ok(node)
     }
 
@@ -107,7 +122,11 @@ impl Node {
     }
 
     /// Waits for something, as long as every process lives.
-    pub(crate) fn wait<T>(&mut self, what: &str, mut of: impl FnMut(&Self) -> Result<Option<T>>) -> Result<T> {
+    pub(crate) fn wait<T>(
+        &mut self,
+        what: &str,
+        mut of: impl FnMut(&Self) -> Result<Option<T>>,
+    ) -> Result<T> {
         let end = Instant::now() + PATIENCE;
         loop {
             let last = of(self);
@@ -116,7 +135,10 @@ impl Node {
             }
             for (name, child) in &mut self.children {
                 if let Some(status) = child.try_wait()? {
-                    bail!("{name} ended with {status}; see {}", self.dir.join(format!("{name}.log")).display());
+                    bail!(
+                        "{name} ended with {status}; see {}",
+                        self.dir.join(format!("{name}.log")).display()
+                    );
                 }
             }
             if Instant::now() > end {

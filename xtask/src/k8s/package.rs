@@ -13,8 +13,12 @@ const FILES: [&str; 3] =
 
 /// Checks it.
 pub(super) fn check(deb: &Path) -> Result<()> {
-    let installed = install::output(Command::new("dpkg-query").args(["-W", "-f", "${db:Status-Abbrev}", "roomtrace"]));
-    ensure!(!installed.is_ok_and(|s| s.starts_with("ii")), "roomtrace is installed on this host: the test would remove it");
+    let installed =
+        install::output(Command::new("dpkg-query").args(["-W", "-f", "${db:Status-Abbrev}", "roomtrace"]));
+    ensure!(
+        !installed.is_ok_and(|s| s.starts_with("ii")),
+        "roomtrace is installed on this host: the test would remove it"
+    );
     // Has systemd-analyze; nothing of it is started.
     install::debian(&["systemd"])?;
     install::output(Command::new("dpkg").arg("-i").arg(deb))?;

@@ -50,6 +50,10 @@ impl Pods {
         };
         node.import(&image)?;
         node.kubectl(&["create", "namespace", NAMESPACE])?;
+        // Pods are refused until the namespace has it.
+        node.wait("the namespace has its service account", |node| {
+            Ok(node.kubectl(&["-n", NAMESPACE, "get", "serviceaccount", "default"]).is_ok().then_some(()))
+        })?;
         let objects: Vec<String> = ENGINES.iter().enumerate().map(|(n, name)| pod(n, name)).collect();
         node.apply(&objects.join("---\n"))?;
         let mut engines = Vec::new();

@@ -319,7 +319,9 @@ fn main() -> Result<()> {
                 patience: Duration::from_secs(patience),
             })
         }
-        Mode::Burst { common, clients, rate } => trial(common, trials::Trial::Burst { clients }, rate, Vec::new()),
+        Mode::Burst { common, clients, rate } => {
+            trial(common, trials::Trial::Burst { clients }, rate, Vec::new())
+        }
         Mode::Pause { common, seconds, rate } => {
             trial(common, trials::Trial::Pause { time: Duration::from_secs(seconds) }, rate, Vec::new())
         }

@@ -121,7 +121,11 @@ fn start(plan: &Plan, output: &Output) -> Result<Fleet> {
     let mut ports = Ports::new(plan.place.bind);
     let log = output.log();
     let mut ranks = Vec::new();
-    ensure!(plan.engines.is_empty() || plan.engines.len() == engines.len(), "there are {} engines", engines.len());
+    ensure!(
+        plan.engines.is_empty() || plan.engines.len() == engines.len(),
+        "there are {} engines",
+        engines.len()
+    );
     for (n, mut engine) in engines.into_iter().enumerate() {
         let mut elsewhere = plan.engines.get(n).map(|at| Ports::elsewhere(*at));
         if let Some(at) = plan.engines.get(n) {
