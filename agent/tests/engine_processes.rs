@@ -122,6 +122,7 @@ fn settings(prefix: &str) -> Settings {
         prefixes: vec![prefix.to_owned()],
         ask_every: Some(Duration::from_secs(5)),
         proc: "/proc".into(),
+        pod_names: None,
     }
 }
 

@@ -124,3 +124,26 @@ fn a_router_is_no_engine_nor_above_one_and_helpers_alone_make_no_script_one() {
     proc.add(10, 1, &["python3", "exporter.py"]).add(11, 10, &["sglang::async_exporter"]);
     assert_eq!(servers(&proc.look()), [(11, 11)]);
 }
+
+#[test]
+fn pods_have_the_names_that_the_kubelet_gives_their_logs() {
+    let (id, uid) = ("a".repeat(64), "3ca9f1e6-2b1d-4b7e-9a55-0f6f5e2d9c11");
+    let in_pod = format!("0::/kubepods/burstable/pod{uid}/{id}\n");
+    let server = ["python3", "-m", "sglang.launch_server", "--disaggregation-mode", "prefill"];
+    let proc = Proc::new();
+    proc.add_in(10, 1, &server, &in_pod).add_in(11, 10, SCHEDULER, &in_pod);
+    let names = tempfile::tempdir().unwrap();
+    let mut scanner = Scanner::new(proc.path().to_str().unwrap(), &["sglang::".to_owned()])
+        .with_pod_names(Some(names.path().to_owned()));
+    let found = scanner.look().unwrap();
+    assert!(found.processes.values().all(|p| p.place.name.is_none() && p.place.pod_uid.is_some()));
+    // The kubelet links the log when the container runs already.
+    std::fs::write(names.path().join(format!("prefill-0_llm_sglang-{id}.log")), "").unwrap();
+    let found = scanner.look().unwrap();
+    assert_eq!(servers(&found), [(10, 10), (11, 10)]);
+    for process in found.processes.values() {
+        let name = process.place.name.as_ref().unwrap();
+        assert_eq!((name.pod.as_str(), name.namespace.as_str()), ("prefill-0", "llm"));
+        assert_eq!(name.container.as_deref(), Some("sglang"));
+    }
+}

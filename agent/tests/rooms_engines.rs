@@ -27,6 +27,7 @@ fn place() -> Place {
     Place {
         container: Some("c".repeat(64)),
         pod_uid: Some("3ca9f1e6-2b1d-4b7e-9a55-0f6f5e2d9c11".to_owned()),
+        name: None,
     }
 }
 

@@ -4,13 +4,16 @@
 
 mod agent;
 mod bench;
+mod chart;
 mod dashboards;
 mod demo;
+mod dist;
 mod ebpf;
 mod engine;
 mod fleet;
 mod gpu_check;
 mod install;
+mod k8s;
 mod lint;
 mod live;
 mod own;
@@ -54,6 +57,12 @@ enum Command {
     Dashboards,
     /// Build the real services that tests run against (Collector, Jaeger), from their Go modules.
     Services(services::Args),
+    /// Write what the Helm chart has from elsewhere, and the plain manifests.
+    Chart,
+    /// Make what is handed out: archives, Debian package, image, SBOM, checksums.
+    Dist(dist::Args),
+    /// Only the Kubernetes step of the test command: chart, image and package on a real node.
+    K8s(k8s::Args),
     /// Print what the agent costs.
     Bench(bench::Args),
     /// On a machine with GPUs: hold what the agent reads of them against copies of known size.
@@ -80,6 +89,9 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Test(args) => test::run(&args),
         Command::Engine(args) => engine::run(&args),
         Command::Dashboards => dashboards::run(),
+        Command::Chart => chart::run(),
+        Command::Dist(args) => dist::run(&args),
+        Command::K8s(args) => k8s::run(&args),
         Command::Lint => lint::run(),
         Command::Page(args) => page::run(&args),
         Command::Fleet(args) => fleet::run(&args),

@@ -55,8 +55,38 @@ pub(crate) const JAEGER: Service = Service {
     ldflags: "",
 };
 
+/// A program of Kubernetes. Without its version charts take it for older than any.
+const fn kubernetes(name: &'static str, package: &'static str) -> Service {
+    let ldflags = "-X k8s.io/component-base/version.gitVersion=v1.37.0 \
+                   -X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=37";
+    Service { name, module: "kubernetes", package, tags: "", ldflags }
+}
+
 /// All of them.
-const ALL: &[Service] = &[OTELCOL, JAEGER];
+const ALL: &[Service] = &[
+    OTELCOL,
+    JAEGER,
+    Service { name: "etcd", module: "etcd", package: "go.etcd.io/etcd/server/v3", tags: "", ldflags: "" },
+    kubernetes("kube-apiserver", "k8s.io/kubernetes/cmd/kube-apiserver"),
+    kubernetes("kube-controller-manager", "k8s.io/kubernetes/cmd/kube-controller-manager"),
+    kubernetes("kube-scheduler", "k8s.io/kubernetes/cmd/kube-scheduler"),
+    kubernetes("kubelet", "k8s.io/kubernetes/cmd/kubelet"),
+    kubernetes("kubectl", "k8s.io/kubernetes/cmd/kubectl"),
+    Service { name: "helm", module: "helm", package: "helm.sh/helm/v3/cmd/helm", tags: "", ldflags: "" },
+    Service {
+        name: "kubeconform",
+        module: "kubeconform",
+        package: "github.com/yannh/kubeconform/cmd/kubeconform",
+        tags: "",
+        ldflags: "",
+    },
+];
+
+/// Builds one by its name.
+pub(crate) fn program(name: &str) -> Result<PathBuf> {
+    let service = ALL.iter().find(|s| s.name == name);
+    build(service.with_context(|| format!("no service is called {name}"))?)
+}
 
 /// Arguments.
 #[derive(clap::Args)]

@@ -8,12 +8,15 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
-use crate::{demo, ebpf, fleet, install, live, page, prometheus};
+use crate::{demo, ebpf, fleet, install, k8s, live, page, prometheus};
 
 /// Debian packages that tests need: libzmq for the workload, tcpdump and tshark as independent witnesses, tmux as a
 /// terminal for `roomtrace top`.
 const PACKAGES: &[&str] =
     &["libzmq3-dev", "pkg-config", "tcpdump", "tshark", "tmux", "python3", "iproute2", "ca-certificates"];
+
+/// Whether the Kubernetes step is part of it. Without Go's caches it builds Kubernetes first.
+const KUBERNETES: bool = false;
 
 /// Arguments.
 #[derive(clap::Args)]
@@ -47,6 +50,10 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         skipped.extend(page::as_test()?);
         step("fleet");
         skipped.extend(fleet::as_test()?);
+        if KUBERNETES {
+            step("Kubernetes");
+            k8s::as_test()?;
+        }
     }
     if !skipped.is_empty() {
         eprintln!("\n{} TESTS COULD NOT RUN HERE:", skipped.len());

@@ -151,11 +151,14 @@ pub struct Engine {
     /// How often.
     #[serde(with = "crate::duration_text")]
     pub interval: Duration,
+    /// Where the kubelet names the containers' logs, whose names tell pods; `None`: pods are known by their uid alone.
+    pub pod_names: Option<PathBuf>,
 }
 
 impl Default for Engine {
     fn default() -> Self {
-        Self { scrape: true, interval: Duration::from_secs(15) }
+        let pod_names = Some("/var/log/containers".into());
+        Self { scrape: true, interval: Duration::from_secs(15), pod_names }
     }
 }
 

@@ -16,7 +16,7 @@ pub(super) fn doctor(config: &Config, as_json: bool) -> Outcome {
     let checks = kernel::preflight();
     let failed = checks.iter().filter(|c| !c.ok).count();
     let prefixes = &config.capture.engine_comms;
-    let found = engine::look_once(prefixes);
+    let found = engine::look_once(prefixes, config.engine.pod_names.clone());
     let (standing, ports) = (gpus::look_once(config), network::look_once(config));
     let obstacle = engine::obstacle(std::path::Path::new("/proc"));
     let mut out = String::new();
@@ -73,7 +73,9 @@ fn process_json(p: &EngineProcess) -> serde_json::Value {
     json!({
         "pid": p.pid, "server": p.server, "comm": p.comm, "ranks": p.ranks, "role": p.role.map(Role::label),
         "http_port": p.http_port, "bootstrap_port": p.bootstrap_port, "container": p.place.container,
-        "pod_uid": p.place.pod_uid,
+        "pod_uid": p.place.pod_uid, "pod": p.place.name.as_ref().map(|name| &name.pod),
+        "namespace": p.place.name.as_ref().map(|name| &name.namespace),
+        "container_name": p.place.name.as_ref().map(|name| &name.container),
     })
 }
 
@@ -151,7 +153,9 @@ fn process_text(p: &EngineProcess) -> String {
     if let Some(container) = &p.place.container {
         let _ = write!(line, ", container {}", container.get(..12).unwrap_or(container));
     }
-    if let Some(pod) = &p.place.pod_uid {
+    if let Some(name) = &p.place.name {
+        let _ = write!(line, ", pod {}/{}", name.namespace, name.pod);
+    } else if let Some(pod) = &p.place.pod_uid {
         let _ = write!(line, ", pod {pod}");
     }
     line

@@ -38,6 +38,7 @@ impl Engines {
             prefixes: config.capture.engine_comms.clone(),
             ask_every: config.engine.scrape.then_some(config.engine.interval),
             proc: "/proc".into(),
+            pod_names: config.engine.pod_names.clone(),
         };
         let obstacle = engine::obstacle(Path::new("/proc"));
         if let Some(why) = &obstacle {
@@ -108,6 +109,9 @@ impl Engines {
                 "pid": p.pid, "server": p.server, "comm": p.comm, "ranks": p.ranks,
                 "role": role.map(crate::rooms::model::Role::label), "http_port": p.http_port,
                 "bootstrap_port": p.bootstrap_port, "container": p.place.container, "pod_uid": p.place.pod_uid,
+                "pod": p.place.name.as_ref().map(|name| &name.pod),
+                "namespace": p.place.name.as_ref().map(|name| &name.namespace),
+                "container_name": p.place.name.as_ref().map(|name| &name.container),
             })
         });
         let asked: Vec<Value> = standing.asked.values().map(gauges).collect();

@@ -8,12 +8,13 @@ mod ask;
 mod listeners;
 pub mod mooncake;
 pub mod otlp;
+mod pods;
 mod process;
 mod scan;
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender, TrySendError};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -50,6 +51,8 @@ pub struct Settings {
     pub ask_every: Option<Duration>,
     /// `/proc`, or what stands for it.
     pub proc: String,
+    /// Where the kubelet names the containers' logs; `None`: pods are known by their uid alone.
+    pub pod_names: Option<PathBuf>,
 }
 
 /// What was found.
@@ -128,7 +131,8 @@ impl Engines {
             }
             None => None,
         };
-        let scanner = Scanner::new(&settings.proc, &settings.prefixes);
+        let scanner =
+            Scanner::new(&settings.proc, &settings.prefixes).with_pod_names(settings.pod_names.clone());
         let looker = Looker { scanner, told: BTreeMap::new(), shared: Arc::clone(&shared), reports: send };
         thread("roomtrace-look").spawn(move || looker.run(&looks))?;
         Ok(Self { reports, look, _asking: asking, shared })
@@ -319,8 +323,8 @@ fn address(proc: &Path, target: &Target) -> Result<SocketAddr, String> {
 /// # Errors
 ///
 /// That of reading `/proc`.
-pub fn look_once(prefixes: &[String]) -> std::io::Result<Found> {
-    Scanner::new("/proc", prefixes).look()
+pub fn look_once(prefixes: &[String], pod_names: Option<PathBuf>) -> std::io::Result<Found> {
+    Scanner::new("/proc", prefixes).with_pod_names(pod_names).look()
 }
 
 /// Why processes of this host may not be seen in `/proc`, as a sentence for the operator; `None`: nothing stands in the way.

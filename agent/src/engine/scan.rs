@@ -6,7 +6,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::Read as _;
+use std::path::PathBuf;
 
+use super::pods::Pods;
 use super::process::{self, Program, Server, Stat};
 use crate::rooms::model::EngineProcess;
 
@@ -81,6 +83,7 @@ pub struct Scanner {
     looks: u64,
     path: String,
     text: Vec<u8>,
+    pods: Pods,
 }
 
 impl Scanner {
@@ -93,7 +96,15 @@ impl Scanner {
             looks: 0,
             path: root.to_owned(),
             text: Vec::new(),
+            pods: Pods::default(),
         }
+    }
+
+    /// Also tells what pods are called, from this directory of the kubelet's.
+    #[must_use]
+    pub fn with_pod_names(mut self, directory: Option<PathBuf>) -> Self {
+        self.pods = Pods::in_directory(directory);
+        self
     }
 
     /// Looks once.
@@ -103,6 +114,7 @@ impl Scanner {
     /// That of reading the directory; a process that cannot be read, because it has just ended, is left out.
     pub fn look(&mut self) -> std::io::Result<Found> {
         self.looks = self.looks.wrapping_add(1);
+        self.pods.begin();
         let mut found = Found::default();
         let mut ranks = Vec::new();
         for entry in std::fs::read_dir(self.path.get(..self.root).unwrap_or_default())? {
@@ -152,8 +164,12 @@ impl Scanner {
         }
     }
 
-    fn describe(&self, pid: u32, top: u32, server: Option<&Server>) -> Option<EngineProcess> {
+    fn describe(&mut self, pid: u32, top: u32, server: Option<&Server>) -> Option<EngineProcess> {
         let seen = self.seen.get(&pid)?;
+        let mut place = seen.place.clone();
+        if let (Some(container), Some(_)) = (&place.container, &place.pod_uid) {
+            place.name = self.pods.name(container);
+        }
         Some(EngineProcess {
             pid,
             server: top,
@@ -163,7 +179,7 @@ impl Scanner {
             ranks: seen.args.first().and_then(|title| process::ranks(title)),
             http_port: server.and_then(|s| s.port),
             bootstrap_port: server.and_then(|s| s.bootstrap_port),
-            place: seen.place.clone(),
+            place,
             ib_devices: server.map(|s| s.ib_devices.clone()).unwrap_or_default(),
         })
     }

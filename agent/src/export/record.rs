@@ -97,11 +97,14 @@ pub(super) struct PartyJson {
     /// Ranks as its process names them ("DP1 TP3").
     rank_names: Option<String>,
     host: Option<String>,
-    pod: NotMeasured,
-    /// The pod as the kubelet names it in the cgroup; its name and namespace are not known on a host.
+    /// Names of pod, namespace and container, where the kubelet's files tell them.
+    pod: Option<String>,
+    /// The pod as the kubelet names it in the cgroup.
     pod_uid: Option<String>,
-    namespace: NotMeasured,
+    namespace: Option<String>,
+    /// Container id.
     container: Option<String>,
+    container_name: Option<String>,
     pid: Option<u32>,
     comm: Option<String>,
     endpoint: Option<String>,
@@ -298,15 +301,17 @@ impl Maker<'_> {
     }
 
     pub(super) fn party(&self, p: &Party) -> PartyJson {
+        let name = p.place.as_ref().and_then(|place| place.name.as_ref());
         PartyJson {
             role: p.role.map(Role::label),
             rank: p.rank,
             rank_names: p.rank_names.as_deref().map(str::to_owned),
             host: (p.local == Some(true)).then(|| self.identity.host_name.clone()),
-            pod: NotMeasured,
+            pod: name.map(|name| name.pod.clone()),
             pod_uid: p.place.as_ref().and_then(|place| place.pod_uid.clone()),
-            namespace: NotMeasured,
+            namespace: name.map(|name| name.namespace.clone()),
             container: p.place.as_ref().and_then(|place| place.container.clone()),
+            container_name: name.and_then(|name| name.container.clone()),
             pid: p.task.map(|t| t.tgid),
             comm: p.task.map(comm),
             endpoint: p.endpoint.map(|e| e.to_string()),

@@ -6,7 +6,7 @@ use smallvec::{SmallVec, smallvec};
 use crate::event::{Comm, Direction, Mono, NotCaptured, SECOND, Task};
 use crate::export::metrics::{GpuMetrics, MetricsSnapshot, NetworkMetrics, PinnedRooms};
 use crate::rooms::model::{
-    Completeness, Event, MessageMark, Outcome, Phase, Place, RankView, Role, RoomSnapshot, View,
+    Completeness, Event, MessageMark, Outcome, Phase, Place, PodName, RankView, Role, RoomSnapshot, View,
 };
 use crate::sglang::message::{Backend, Kind, KvPoll, Release, Releases};
 use crate::verdict::model::{Action, Candidate, Class, Confidence, EndsByItself, Finding, Party, Verdict};
@@ -100,6 +100,11 @@ pub(crate) fn verdict() -> Verdict {
         place: Some(std::sync::Arc::new(Place {
             container: Some("c0ffee".repeat(11).get(..64).unwrap().to_owned()),
             pod_uid: Some("3ca9f1e6-2b1d-4b7e-9a55-0f6f5e2d9c11".to_owned()),
+            name: Some(PodName {
+                pod: "prefill-0".to_owned(),
+                namespace: "llm".to_owned(),
+                container: Some("sglang".to_owned()),
+            }),
         })),
         rank_names: Some("DP1 TP0".into()),
         ..Party::default()

@@ -268,11 +268,11 @@ impl Capture {
     /// that the ring is empty. Events of one socket come in the order in which they were recorded. Nothing is
     /// allocated, and the bytes are borrowed from the ring.
     pub fn drain(&mut self, budget: usize, sink: &mut impl FnMut(Event<'_>)) -> usize {
-        let mut taken = 0;
+        let (mut taken, asked) = (0, self.namespace);
         while taken < budget {
             let Some(item) = self.ring.next() else { break };
             match record::decode(&item) {
-                Some(event) if self.elsewhere(&event) => {}
+                Some(event) if elsewhere(asked, &event) => {}
                 Some(event) => {
                     self.ask.note(&event);
                     sink(event);
@@ -283,11 +283,6 @@ impl Capture {
         }
         self.taken += taken as u64;
         taken
-    }
-
-    /// Whether it is of a network namespace that was not asked for.
-    fn elsewhere(&self, event: &Event<'_>) -> bool {
-        matches!((self.namespace, event), (Some(asked), Event::Socket(of)) if of.netns != asked)
     }
 
     /// Hands on every event that has been recorded until now. A record that another CPU is still writing hides those behind
@@ -533,6 +528,11 @@ fn choose(
             Err(KernelError::NoHook { refused })
         }
     }
+}
+
+/// Whether an event is of another network namespace than the one that was asked for.
+fn elsewhere(asked: Option<u32>, event: &Event<'_>) -> bool {
+    matches!((asked, event), (Some(asked), Event::Socket(of)) if of.netns != asked)
 }
 
 fn settings(config: &CaptureConfig) -> Result<Settings, KernelError> {

@@ -296,10 +296,15 @@ pub(crate) fn party(party: &Value) -> String {
     if let Some(ranks) = party["rank_names"].as_str() {
         who.push(ranks.to_owned());
     }
-    if let Some(pod) = party["pod_uid"].as_str() {
+    if let (Some(pod), Some(namespace)) = (party["pod"].as_str(), party["namespace"].as_str()) {
+        // As `kubectl` takes it.
+        who.push(format!("pod {namespace}/{pod}"));
+    } else if let Some(pod) = party["pod_uid"].as_str() {
         who.push(format!("pod {pod}"));
     }
-    if let Some(container) = party["container"].as_str() {
+    if let Some(container) = party["container_name"].as_str() {
+        who.push(format!("container {container}"));
+    } else if let Some(container) = party["container"].as_str() {
         // As the container tools show it.
         who.push(format!("container {}", container.get(..12).unwrap_or(container)));
     }

@@ -389,13 +389,27 @@ pub struct EngineProcess {
     pub ib_devices: Vec<String>,
 }
 
-/// Where a process runs, from its cgroup path (`/proc/PID/cgroup`).
+/// Where a process runs, from its cgroup path (`/proc/PID/cgroup`) and the names of the kubelet's log files.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Place {
     /// Container id (64 hex digits).
     pub container: Option<String>,
     /// Kubernetes pod uid.
     pub pod_uid: Option<String>,
+    /// What Kubernetes calls it, where the kubelet's files tell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<PodName>,
+}
+
+/// Names of a container in Kubernetes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PodName {
+    /// Pod.
+    pub pod: String,
+    /// Its namespace.
+    pub namespace: String,
+    /// Container; `None`: the kubelet had to cut it.
+    pub container: Option<String>,
 }
 
 /// Numbers of one engine at one moment (`/v1/loads` or `/metrics`).

@@ -2,11 +2,11 @@
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::io::{BufRead, BufReader, Write};
-use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Child, ChildStdin, Command as Process, Stdio};
+use std::process::{Child, Command as Process, Stdio};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
@@ -20,6 +20,7 @@ use crate::hosts;
 use crate::net::lock;
 use crate::rank::{Command, Event, PROCESS_VARIABLE, RankConfig, RoleConfig, RoomReport, now};
 use crate::router::{self, LegReport, Told};
+use crate::serve;
 use crate::status::KvPoll;
 
 /// How long a process may take to start, and a rank to tell all its rooms.
@@ -29,8 +30,31 @@ const PORTS: u16 = 18_000;
 
 /// A process that takes and says one JSON object a line, and ends with its input.
 struct Line {
-    child: Child,
-    input: Option<ChildStdin>,
+    peer: Peer,
+    input: Option<Box<dyn Write + Send>>,
+}
+
+/// Where the process of a line is.
+enum Peer {
+    Here(Child),
+    /// Behind a connection (`serve.rs`).
+    Elsewhere(TcpStream),
+}
+
+/// Hands each line of `from` to `hear`, on a thread of its own.
+fn listen<T: DeserializeOwned>(
+    from: impl Read + Send + 'static,
+    mut hear: impl FnMut(T) -> bool + Send + 'static,
+) {
+    std::thread::spawn(move || {
+        for line in BufReader::new(from).lines().map_while(Result::ok) {
+            if let Ok(said) = serde_json::from_str(&line)
+                && !hear(said)
+            {
+                break;
+            }
+        }
+    });
 }
 
 impl Line {
@@ -40,7 +64,7 @@ impl Line {
         title: &str,
         arguments: &[String],
         log: &Path,
-        mut hear: impl FnMut(T) -> bool + Send + 'static,
+        hear: impl FnMut(T) -> bool + Send + 'static,
     ) -> Result<Self> {
         let file = File::options()
             .create(true)
@@ -57,18 +81,36 @@ impl Line {
             .stderr(file)
             .spawn()
             .with_context(|| format!("start {what}"))?;
-        let input = child.stdin.take();
-        let output = child.stdout.take().context("a process without output")?;
-        std::thread::spawn(move || {
-            for line in BufReader::new(output).lines().map_while(Result::ok) {
-                if let Ok(said) = serde_json::from_str(&line)
-                    && !hear(said)
-                {
-                    break;
-                }
-            }
-        });
-        Ok(Self { child, input })
+        let input = child.stdin.take().context("a process without input")?;
+        listen(child.stdout.take().context("a process without output")?, hear);
+        Ok(Self { peer: Peer::Here(child), input: Some(Box::new(input)) })
+    }
+
+    /// The same where `pd-workload serve` runs.
+    fn start_at<T: DeserializeOwned>(
+        at: SocketAddr,
+        what: &str,
+        title: &str,
+        arguments: &[String],
+        hear: impl FnMut(T) -> bool + Send + 'static,
+    ) -> Result<Self> {
+        let connect = TcpStream::connect_timeout(&at, PATIENCE);
+        let connection = connect.with_context(|| format!("connect to `pd-workload serve` at {at}"))?;
+        connection.set_nodelay(true)?;
+        let start = serve::Start { what: what.into(), title: title.into(), arguments: arguments.to_vec() };
+        listen(connection.try_clone()?, hear);
+        let input = Some(Box::new(connection.try_clone()?) as Box<dyn Write + Send>);
+        let mut line = Self { peer: Peer::Elsewhere(connection), input };
+        line.tell(&start)?;
+        Ok(line)
+    }
+
+    /// Process id, where it is a process of this host.
+    fn pid(&self) -> u32 {
+        match &self.peer {
+            Peer::Here(child) => child.id(),
+            Peer::Elsewhere(_) => 0,
+        }
     }
 
     fn tell(&mut self, what: &impl Serialize) -> Result<()> {
@@ -80,12 +122,19 @@ impl Line {
 impl Drop for Line {
     fn drop(&mut self) {
         self.input = None;
+        let child = match &mut self.peer {
+            Peer::Here(child) => child,
+            Peer::Elsewhere(connection) => {
+                let _ = connection.shutdown(Shutdown::Both);
+                return;
+            }
+        };
         let end = Instant::now() + Duration::from_secs(2);
-        while matches!(self.child.try_wait(), Ok(None)) && Instant::now() < end {
+        while matches!(child.try_wait(), Ok(None)) && Instant::now() < end {
             std::thread::sleep(Duration::from_millis(10));
         }
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        let _ = child.kill();
+        let _ = child.wait();
     }
 }
 
@@ -94,13 +143,23 @@ impl Drop for Line {
 pub(crate) struct Ports {
     bind: IpAddr,
     next: u16,
+    /// They are of another network namespace: that of `pd-workload serve` at this address.
+    elsewhere: Option<SocketAddr>,
 }
+
+/// First of the HTTP ports in a pod: SGLang's own.
+const PORTS_OF_A_POD: u16 = 30_000;
 
 impl Ports {
     /// From a number that other workloads on this host hardly begin with too.
     pub(crate) fn new(bind: IpAddr) -> Self {
         let salt = u16::try_from(std::process::id() % 500).unwrap_or(0);
-        Self { bind, next: PORTS + salt * 20 }
+        Self { bind, next: PORTS + salt * 20, elsewhere: None }
+    }
+
+    /// Of the engine behind this `pd-workload serve`, which has a network to itself: the same numbers each time.
+    pub(crate) fn elsewhere(at: SocketAddr) -> Self {
+        Self { bind: at.ip(), next: PORTS_OF_A_POD, elsewhere: Some(at) }
     }
 
     /// The next one that is free.
@@ -110,7 +169,7 @@ impl Ports {
     pub(crate) fn next(&mut self) -> Result<u16> {
         while let Some(next) = self.next.checked_add(1).filter(|next| *next < 32_000) {
             let port = std::mem::replace(&mut self.next, next);
-            if TcpListener::bind(SocketAddr::new(self.bind, port)).is_ok() {
+            if self.elsewhere.is_some() || TcpListener::bind(SocketAddr::new(self.bind, port)).is_ok() {
                 return Ok(port);
             }
         }
@@ -184,6 +243,7 @@ pub(crate) fn start(
     }
     let mut place = None;
     let mut http = None;
+    let elsewhere = ports.as_ref().and_then(|ports| ports.elsewhere);
     if let (Some(ports), Some(first)) = (ports, ranks.first()) {
         let server = SocketAddr::new(first.bind, ports.next()?);
         let bootstrap_port = if prefill { Some(ports.next()?) } else { None };
@@ -203,11 +263,16 @@ pub(crate) fn start(
     }
     let (senders, receivers): (Vec<_>, Vec<_>) = ranks.iter().map(|_| mpsc::channel()).unzip();
     let config = EngineConfig { ranks, http };
-    let mut line = Line::start(ENGINE, "python3", &config.arguments(), log, move |said: Said| {
+    let hear = move |said: Said| {
         senders.get(said.rank).is_some_and(|rank: &mpsc::Sender<Event>| rank.send(said.event).is_ok())
-    })?;
+    };
+    let arguments = config.arguments();
+    let mut line = match elsewhere {
+        None => Line::start(ENGINE, "python3", &arguments, log, hear)?,
+        Some(at) => Line::start_at(at, ENGINE, "python3", &arguments, hear)?,
+    };
     line.tell(&config)?;
-    let server = line.child.id();
+    let server = line.pid();
     let engine = Arc::new(Mutex::new(line));
     let ready = |(index, (config, events)): (usize, (RankConfig, mpsc::Receiver<Event>))| {
         let Ok(Event::Ready { ip, port, session, pid }) = events.recv_timeout(PATIENCE) else {

@@ -23,12 +23,13 @@ mod rank;
 mod raw;
 mod router;
 mod scenario;
+mod serve;
 mod status;
 mod trials;
 mod web;
 mod wire;
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -139,6 +140,27 @@ enum Mode {
         /// How long nothing comes, seconds.
         #[arg(long, default_value_t = 75)]
         seconds: u64,
+    },
+    /// Starts an engine for a driver elsewhere (`pods`), in a network of its own.
+    Serve {
+        /// Where the driver connects. Whoever does starts processes: for a test's own network only.
+        #[arg(long, default_value = "0.0.0.0:7000")]
+        listen: SocketAddr,
+    },
+    /// Two pairs of engines behind `serve`, at the same ports each: a NIXL room that pins before the load is ready, healthy requests on
+    /// the other pair.
+    Pods {
+        #[command(flatten)]
+        common: Common,
+        /// Mooncake prefill, mooncake decode, NIXL prefill, NIXL decode.
+        #[arg(long = "engine", value_name = "ADDR:PORT", num_args = 4)]
+        engines: Vec<SocketAddr>,
+        /// Seconds of healthy requests.
+        #[arg(long, default_value_t = 20)]
+        seconds: u64,
+        /// Healthy requests per second.
+        #[arg(long, default_value_t = 10)]
+        rate: u32,
     },
     /// Requests at a prefill engine's HTTP server at a fixed rate, answered at once, for measuring what watching costs.
     Http {
@@ -297,12 +319,18 @@ fn main() -> Result<()> {
                 patience: Duration::from_secs(patience),
             })
         }
-        Mode::Burst { common, clients, rate } => trial(common, trials::Trial::Burst { clients }, rate),
+        Mode::Burst { common, clients, rate } => {
+            trial(common, trials::Trial::Burst { clients }, rate, Vec::new())
+        }
         Mode::Pause { common, seconds, rate } => {
-            trial(common, trials::Trial::Pause { time: Duration::from_secs(seconds) }, rate)
+            trial(common, trials::Trial::Pause { time: Duration::from_secs(seconds) }, rate, Vec::new())
         }
         Mode::Ghost { common, seconds } => {
-            trial(common, trials::Trial::Ghost { time: Duration::from_secs(seconds) }, 10)
+            trial(common, trials::Trial::Ghost { time: Duration::from_secs(seconds) }, 10, Vec::new())
+        }
+        Mode::Serve { listen } => serve::run(listen),
+        Mode::Pods { common, engines, seconds, rate } => {
+            trial(common, trials::Trial::Pods { time: Duration::from_secs(seconds) }, rate, engines)
         }
         Mode::Http { common, rate, size, duration } => web::run(
             &web::Plan {
@@ -330,7 +358,7 @@ fn main() -> Result<()> {
     }
 }
 
-fn trial(common: Common, trial: trials::Trial, rate: u32) -> Result<()> {
+fn trial(common: Common, trial: trials::Trial, rate: u32, engines: Vec<SocketAddr>) -> Result<()> {
     ensure!(common.http, "this load speaks HTTP: there is no --http false");
     trials::run(&trials::Plan {
         place: common.place(),
@@ -340,5 +368,6 @@ fn trial(common: Common, trial: trials::Trial, rate: u32) -> Result<()> {
         seed: common.seed,
         trial,
         rate,
+        engines,
     })
 }

@@ -2,6 +2,7 @@
 //!
 //! Two pairs of engines, mooncake 0.5.23 and NIXL 0.5.17, under a steady load of healthy requests.
 
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -44,6 +45,8 @@ pub(crate) struct Plan {
     pub trial: Trial,
     /// Healthy requests per second on each pair.
     pub rate: u32,
+    /// Where each engine's `pd-workload serve` is, in the order of [`PAIRS`]; none: the engines run on this host.
+    pub engines: Vec<SocketAddr>,
 }
 
 /// Which.
@@ -55,6 +58,8 @@ pub(crate) enum Trial {
     Pause { time: Duration },
     /// A pin of the incident's kind is there before the load is said to be ready; nothing comes after it for so long.
     Ghost { time: Duration },
+    /// The same pin on the second pair, and healthy requests on the first for so long.
+    Pods { time: Duration },
 }
 
 struct Run<'a> {
@@ -76,7 +81,7 @@ pub(crate) fn run(plan: &Plan) -> Result<()> {
     let mut run = Run { plan, fleet, rooms: Vec::new(), numbers, next: 0 };
     run.stream("warmup", 2)?;
     std::thread::sleep(Duration::from_millis(700));
-    if let Trial::Ghost { .. } = plan.trial {
+    if let Trial::Ghost { .. } | Trial::Pods { .. } = plan.trial {
         run.ghost()?;
     }
     output.ready(Some(&run.fleet), &plan.files)?;
@@ -84,6 +89,7 @@ pub(crate) fn run(plan: &Plan) -> Result<()> {
         Trial::Burst { clients } => run.burst(clients)?,
         Trial::Pause { time } => run.pause(time)?,
         Trial::Ghost { time } => std::thread::sleep(time),
+        Trial::Pods { time } => run.first_pair(time)?,
     }
     let Run { mut fleet, rooms, .. } = run;
     output.finish(&mut fleet, &rooms, &plan.files)?;
@@ -115,8 +121,18 @@ fn start(plan: &Plan, output: &Output) -> Result<Fleet> {
     let mut ports = Ports::new(plan.place.bind);
     let log = output.log();
     let mut ranks = Vec::new();
-    for engine in engines {
-        ranks.extend(fleet::start(vec![engine], serve, Some(&mut ports), &log)?);
+    ensure!(
+        plan.engines.is_empty() || plan.engines.len() == engines.len(),
+        "there are {} engines",
+        engines.len()
+    );
+    for (n, mut engine) in engines.into_iter().enumerate() {
+        let mut elsewhere = plan.engines.get(n).map(|at| Ports::elsewhere(*at));
+        if let Some(at) = plan.engines.get(n) {
+            (engine.bind, engine.advertise) = (IpAddr::V4(Ipv4Addr::UNSPECIFIED), at.ip());
+        }
+        let ports = elsewhere.as_mut().unwrap_or(&mut ports);
+        ranks.extend(fleet::start(vec![engine], serve, Some(ports), &log)?);
     }
     Fleet::new(ranks, plan.loading, &log)
 }
@@ -150,6 +166,18 @@ impl Run<'_> {
     /// As many healthy requests as come in this time.
     fn stream_for(&mut self, scenario: &'static str, time: Duration) -> Result<()> {
         self.stream(scenario, u64::from(self.plan.rate) * time.as_secs())
+    }
+
+    /// Healthy requests on the first pair alone.
+    fn first_pair(&mut self, time: Duration) -> Result<()> {
+        let (prefill, decode) = PAIRS[0];
+        self.next += 1;
+        let count = u64::from(self.plan.rate) * time.as_secs();
+        let stream = load(self.plan, self.next + 1000, count);
+        let rooms = driver::stream(&mut self.fleet, "healthy", &[prefill], &[vec![decode]], &stream)?;
+        self.rooms.extend(rooms);
+        std::thread::sleep(time + SETTLED);
+        Ok(())
     }
 
     fn tell(&mut self, order: &Order) -> Result<()> {

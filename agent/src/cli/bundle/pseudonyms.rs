@@ -7,13 +7,14 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use serde_json::Value;
 
 /// Keys whose values are names, with what they become.
-const KEYS: [(&str, &str); 11] = [
+const KEYS: [(&str, &str); 12] = [
     ("host", "host"),
     ("host_name", "host"),
     ("pod", "pod"),
     ("pod_uid", "pod"),
     ("namespace", "namespace"),
     ("container", "container"),
+    ("container_name", "container"),
     ("rid", "rid"),
     ("rids", "rid"),
     ("session", "session"),

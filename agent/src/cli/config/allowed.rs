@@ -12,6 +12,7 @@ const ALLOWED: &[(&str, &str)] = &[
     ("capture.own_network", "true or false"),
     ("engine.scrape", "true or false"),
     ("engine.interval", "a duration from 5s to 1m, such as 15s"),
+    ("engine.pod_names", "the path of a directory, such as /var/log/containers, or null"),
     ("spans.enabled", "true or false"),
     ("spans.grpc", "an IP address with a port, such as 127.0.0.1:4317, or null"),
     ("spans.http", "an IP address with a port, such as 127.0.0.1:4318, or null"),

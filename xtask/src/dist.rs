@@ -1,0 +1,138 @@
+//! `cargo xtask dist`: what is handed out, in `dist` of cargo's target directory: an archive and a Debian package for hosts, an image
+//! archive and a chart for clusters, what the agent is made of (SBOM), checksums.
+//!
+//! The same commit and toolchain make the same bytes. The agent is the release build that the demo and the live checks
+//! run, stripped, so that what was tested is what is handed out, and nothing is compiled twice.
+
+pub(crate) mod archive;
+mod deb;
+pub(crate) mod image;
+mod sbom;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result};
+
+use crate::install;
+use archive::{Entry, below, gzip, sha256, tar};
+
+/// Version of everything here.
+pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// Arguments.
+#[derive(clap::Args, Default)]
+pub(crate) struct Args {
+    /// Pack this agent instead of building one.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) agent: Option<PathBuf>,
+}
+
+/// What was made.
+pub(crate) struct Made {
+    pub(crate) deb: PathBuf,
+    pub(crate) image: PathBuf,
+}
+
+/// Name and tag of the image: what the chart has for a default.
+pub(crate) fn image_name() -> String {
+    format!("ghcr.io/roomtrace/roomtrace:{VERSION}")
+}
+
+/// Runs it.
+pub(crate) fn run(args: &Args) -> Result<()> {
+    make(args).map(drop)
+}
+
+/// Makes everything anew.
+pub(crate) fn make(args: &Args) -> Result<Made> {
+    let out = install::target().join("dist");
+    install::empty(&out)?;
+    install::debian(&["binutils", "xz-utils"])?;
+    let agent = agent(args, &out)?;
+    let time = archive::time();
+    let deb = deb::pack(&agent, &out, time)?;
+    let image = out.join(format!("roomtrace-{VERSION}-image.tar"));
+    write(&image, &pack_image(&agent, time)?)?;
+    let name = format!("roomtrace-{VERSION}-{}-linux", std::env::consts::ARCH);
+    write(&out.join(format!("{name}.tar.gz")), &gzip(&tar(&for_hosts(&name, &agent)?, time)?)?)?;
+    // As `helm package` names and packs it.
+    write(&out.join(format!("roomtrace-{VERSION}.tgz")), &gzip(&tar(&chart()?, time)?)?)?;
+    let bom = sbom::document(&image::libraries(&agent)?, &image::time_text(time)?)?;
+    write(&out.join(format!("roomtrace-{VERSION}.cdx.json")), bom.as_bytes())?;
+    std::fs::remove_file(&agent)?;
+    let sums = checksums(&out)?;
+    write(&out.join("SHA256SUMS"), sums.as_bytes())?;
+    eprint!("{}:\n{sums}", out.display());
+    Ok(Made { deb, image })
+}
+
+/// The agent without what only debuggers read.
+fn agent(args: &Args, out: &Path) -> Result<PathBuf> {
+    let built = match &args.agent {
+        Some(given) => given.clone(),
+        None => {
+            install::cargo(&["build", "--quiet", "--release", "--package", "roomtrace"])?;
+            install::target().join("release/roomtrace")
+        }
+    };
+    let stripped = out.join("roomtrace");
+    install::run(Command::new("strip").arg("-o").arg(&stripped).arg(&built))?;
+    Ok(stripped)
+}
+
+fn pack_image(agent: &Path, time: u64) -> Result<Vec<u8>> {
+    let license = Entry::file("usr/share/doc/roomtrace/LICENSE", install::root().join("LICENSE"));
+    let mut entries = image::root(&[("usr/bin/roomtrace", agent)])?;
+    entries.extend(["usr/share", "usr/share/doc", "usr/share/doc/roomtrace"].map(Entry::directory));
+    entries.push(license);
+    image::archive(&image::Image {
+        name: &image_name(),
+        entries,
+        entrypoint: vec!["/usr/bin/roomtrace".to_owned()],
+        time,
+    })
+}
+
+/// What a host without packages gets, in one directory.
+fn for_hosts(name: &str, agent: &Path) -> Result<Vec<Entry>> {
+    let root = install::root();
+    let at = |path: &str| format!("{name}/{path}");
+    let mut entries = vec![
+        Entry::directory(name),
+        Entry::program(at("roomtrace"), agent),
+        Entry::file(at("roomtrace.service"), root.join("deploy/systemd/roomtrace.service")),
+        Entry::file(at("roomtrace.yaml"), root.join("agent/roomtrace.yaml")),
+    ];
+    for file in ["README.md", "CHANGELOG.md", "LICENSE"] {
+        entries.push(Entry::file(at(file), root.join(file)));
+    }
+    entries.push(Entry::directory(at("docs")));
+    for document in deb::DOCUMENTS {
+        entries.push(Entry::file(at(&format!("docs/{document}")), root.join("docs").join(document)));
+    }
+    entries.push(Entry::directory(at("dashboards")));
+    for (path, file) in below(&root.join("dashboards"))? {
+        entries.push(Entry::file(at(&format!("dashboards/{path}")), file));
+    }
+    Ok(entries)
+}
+
+fn chart() -> Result<Vec<Entry>> {
+    let files = below(&install::root().join("deploy/helm/roomtrace"))?;
+    Ok(files.into_iter().map(|(path, file)| Entry::file(format!("roomtrace/{path}"), file)).collect())
+}
+
+/// As `sha256sum --check` takes them.
+fn checksums(out: &Path) -> Result<String> {
+    let mut sums = String::new();
+    for (name, file) in below(out)? {
+        let bytes = std::fs::read(&file).with_context(|| format!("read {}", file.display()))?;
+        sums += &format!("{}  {name}\n", sha256(&bytes)?);
+    }
+    Ok(sums)
+}
+
+fn write(file: &Path, bytes: &[u8]) -> Result<()> {
+    std::fs::write(file, bytes).with_context(|| format!("write {}", file.display()))
+}

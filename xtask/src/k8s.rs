@@ -1,0 +1,412 @@
+//! `cargo xtask k8s`: the chart, the image and the Debian package for real. Starts a Kubernetes node on this machine, imports the image
+//! that `dist` made, installs the chart with its default values, starts prefill and decode engines in pods, and asserts
+//! what an operator is promised. Part of the tests; needs root and BPF.
+
+mod manifests;
+mod node;
+mod package;
+mod pods;
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
+
+use crate::agent::get;
+use crate::dist;
+use crate::{chart, install, services, workload};
+use node::{NAME, Node, conditions};
+use pods::Pods;
+
+/// Arguments.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Use this agent instead of building one.
+    #[arg(long, value_name = "FILE")]
+    agent: Option<PathBuf>,
+}
+
+/// Namespace and release of the agent.
+const NAMESPACE: &str = "roomtrace";
+
+/// Port of the chart's default values.
+const PORT: u16 = 9713;
+
+/// CAP_PERFMON and CAP_BPF (38 and 39 in `include/uapi/linux/capability.h`): all that the chart grants.
+const CAPABILITIES: &str = "000000c000000000";
+
+/// How long a page of alerts is kept while an agent is away (`keep_firing_for` of the rule).
+const KEPT: Duration = Duration::from_mins(2);
+
+/// Runs it.
+pub(crate) fn run(args: &Args) -> Result<()> {
+    check(&dist::Args { agent: args.agent.clone() })
+}
+
+/// Runs it as one of the tests.
+pub(crate) fn as_test() -> Result<()> {
+    check(&dist::Args::default())
+}
+
+fn check(args: &dist::Args) -> Result<()> {
+    node::install_packages()?;
+    let made = dist::make(args)?;
+    manifests::check(&services::program("helm")?)?;
+    let left = Left::before()?;
+    package::check(&made.deb)?;
+    workload::build()?;
+    let begun = Instant::now();
+    let mut node = Node::start()?;
+    told(&format!("a Kubernetes node runs after {} s", begun.elapsed().as_secs()));
+    let done = cluster(&mut node, &made.image);
+    match done {
+        Ok(()) => node.end()?,
+        Err(error) => {
+            let dir = node.dir().to_owned();
+            drop(node);
+            left.is_as_before()?;
+            return Err(error.context(format!("the node's logs stay in {}", dir.display())));
+        }
+    }
+    left.is_as_before()?;
+    told("the node is gone");
+    Ok(())
+}
+
+fn told(what: &str) {
+    eprintln!("ok: {what}");
+}
+
+fn cluster(node: &mut Node, image: &Path) -> Result<()> {
+    node.import_file(image)?;
+    refused(node)?;
+    node.kubectl(&["create", "namespace", NAMESPACE])?;
+    node.kubectl(&["label", "namespace", NAMESPACE, "pod-security.kubernetes.io/enforce=privileged"])?;
+    let notes = helm(node, &["install", "roomtrace", &chart_dir(), "--namespace", NAMESPACE])?;
+    ensure!(
+        notes.contains("NONE OF THE 1 NODES"),
+        "the notes say nothing of a cluster without GPU nodes: {notes}"
+    );
+    node.kubectl(&["label", "node", NAME, "nvidia.com/gpu.present=true"])?;
+    told("without a labelled node the notes say so and what to do");
+    let agent = Deployed::ready(node, None)?;
+    agent.is_confined(node)?;
+    let mut pods = Pods::start(node)?;
+    let before = agent.finds(node, &pods)?;
+    let agent = agent.updated(node, &before)?;
+    agent.finds_again(&before)?;
+    pods.end(node)?;
+    uninstalled(node, &agent)
+}
+
+fn chart_dir() -> String {
+    chart::dir().to_string_lossy().into_owned()
+}
+
+fn helm(node: &Node, arguments: &[&str]) -> Result<String> {
+    install::output(node.client("helm")?.args(arguments))
+}
+
+/// What a cluster that forbids hostPID says of it, at install and after one that does not ask first.
+fn refused(node: &mut Node) -> Result<()> {
+    node.kubectl(&["create", "namespace", "strict"])?;
+    node.kubectl(&["label", "namespace", "strict", "pod-security.kubernetes.io/enforce=baseline"])?;
+    node.kubectl(&["label", "node", NAME, "nvidia.com/gpu.present=true"])?;
+    let chart = chart_dir();
+    let install = ["install", "roomtrace", &chart, "--namespace", "strict"];
+    let said = helm(node, &install).err().map(|e| format!("{e:#}")).unwrap_or_default();
+    ensure!(
+        said.contains("forbids hostPID") && said.contains("kubectl label namespace"),
+        "helm says: {said}"
+    );
+    helm(node, &[&install[..], &["--set", "preflight=false"]].concat())?;
+    let event = node.wait("an event tells that pods are forbidden", |node| {
+        let events = node.json(&["-n", "strict", "get", "events"])?;
+        let mut all = events["items"].as_array().into_iter().flatten();
+        let message = all.find(|e| e["reason"] == "FailedCreate").and_then(|e| e["message"].as_str());
+        Ok(message.map(str::to_owned))
+    })?;
+    ensure!(event.contains("PodSecurity") && event.contains("host namespaces"), "the event says: {event}");
+    helm(node, &["uninstall", "roomtrace", "--namespace", "strict"])?;
+    node.kubectl(&["label", "node", NAME, "nvidia.com/gpu.present-"])?;
+    node.kubectl(&["delete", "namespace", "strict", "--wait=false"])?;
+    told("a namespace that forbids hostPID is refused with what to do, by helm and by the cluster");
+    Ok(())
+}
+
+/// An agent's pod that is ready.
+struct Deployed {
+    pod: String,
+    uid: String,
+    address: std::net::SocketAddr,
+    pid: u32,
+}
+
+/// What a pinned room says of itself that must outlive an update.
+#[derive(Debug)]
+struct Pinned {
+    room: String,
+    series: BTreeSet<String>,
+    record: Value,
+}
+
+impl Deployed {
+    /// Waits for the agent's pod, another than this one.
+    fn ready(node: &mut Node, not: Option<&str>) -> Result<Self> {
+        let found = node.wait("the agent's pod is ready", |node| {
+            let pods =
+                node.json(&["-n", NAMESPACE, "get", "pods", "-l", "app.kubernetes.io/name=roomtrace"])?;
+            let ready = pods["items"].as_array().into_iter().flatten().find(|pod| {
+                let is = conditions(pod).any(|(kind, status)| kind == "Ready" && status == "True");
+                is && pod["metadata"]["deletionTimestamp"].is_null() && pod["metadata"]["uid"].as_str() != not
+            });
+            Ok(ready.cloned())
+        });
+        let found = found.map_err(|error| {
+            let said = node.kubectl(&["-n", NAMESPACE, "describe", "pods"]).unwrap_or_default();
+            error.context(format!("{said}\n{}", node.log("roomtrace")))
+        })?;
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let container = text(&found["status"]["containerStatuses"][0]["containerID"]);
+        let container = container.trim_start_matches("containerd://");
+        let tasks = node.ctr(&["task", "ls"])?;
+        let row = tasks.lines().find(|line| line.starts_with(container)).context("no task of the agent's")?;
+        let pid = row.split_whitespace().nth(1).and_then(|n| n.parse().ok()).context("no process id")?;
+        Ok(Self {
+            pod: text(&found["metadata"]["name"]),
+            uid: text(&found["metadata"]["uid"]),
+            address: std::net::SocketAddr::new(text(&found["status"]["podIP"]).parse()?, PORT),
+            pid,
+        })
+    }
+
+    /// Its process may do what the chart says and nothing else.
+    fn is_confined(&self, node: &Node) -> Result<()> {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid))?;
+        let of = |key: &str| {
+            let line = status.lines().find_map(|l| l.strip_prefix(key)?.strip_prefix(':'));
+            line.unwrap_or_default().trim().to_owned()
+        };
+        // The agent gives up what it does not need; the bounding set is what the container was given.
+        for (key, value) in [
+            ("CapEff", CAPABILITIES),
+            ("CapPrm", CAPABILITIES),
+            ("CapBnd", CAPABILITIES),
+            ("CapInh", "0000000000000000"),
+            ("CapAmb", "0000000000000000"),
+            ("NoNewPrivs", "1"),
+        ] {
+            ensure!(of(key) == value, "{key} of the agent is {}, not {value}", of(key));
+        }
+        // A kernel without seccomp has no such line.
+        ensure!(["2", ""].contains(&of("Seccomp").as_str()), "no seccomp filter: {}", of("Seccomp"));
+        let mounts = std::fs::read_to_string(format!("/proc/{}/mounts", self.pid))?;
+        let mut writable = BTreeSet::new();
+        for line in mounts.lines() {
+            let fields: Vec<&str> = line.split(' ').collect();
+            if let [_, at, kind, options, ..] = fields[..]
+                && options.split(',').all(|o| o != "ro")
+                && !["proc", "sysfs", "devpts", "mqueue", "cgroup", "cgroup2"].contains(&kind)
+            {
+                writable.insert(at);
+            }
+        }
+        let expected =
+            ["/dev", "/dev/shm", "/dev/termination-log", "/etc/hosts", "/etc/hostname", "/etc/resolv.conf"];
+        let more: Vec<_> =
+            writable.iter().filter(|at| !expected.contains(at) && **at != "/var/lib/roomtrace").collect();
+        // Masked files and kernel files are mounted over with nothing.
+        let more: Vec<_> = more.into_iter().filter(|at| !at.starts_with("/proc/")).collect();
+        ensure!(more.is_empty(), "the agent can write to {more:?}");
+        ensure!(writable.contains("/var/lib/roomtrace"), "it has no place for its state: {mounts}");
+        let spec = node.json(&["-n", NAMESPACE, "get", "pod", &self.pod])?;
+        ensure!(spec["spec"]["automountServiceAccountToken"] == false, "a token is mounted");
+        told("its process has CAP_BPF and CAP_PERFMON alone, no new privileges, a read-only root");
+        Ok(())
+    }
+
+    fn json(&self, page: &str) -> Result<Value> {
+        serde_json::from_str(&get(self.address, page)?).with_context(|| format!("read {page}"))
+    }
+
+    /// Series of pinned rooms that page.
+    fn series(&self) -> Result<BTreeSet<String>> {
+        let text = get(self.address, "/metrics")?;
+        let pinned =
+            text.lines().filter(|l| l.starts_with("roomtrace_rooms_pinned{") && !l.ends_with(" 0.0"));
+        let series = pinned.filter_map(|l| Some(l.rsplit_once(' ')?.0.to_owned()));
+        Ok(series.filter(|s| !s.contains("\"possible\"")).collect())
+    }
+
+    /// The pinned room, and that the debtor is named as `kubectl` knows it.
+    fn finds(&self, node: &mut Node, pods: &Pods) -> Result<Pinned> {
+        let begun = Instant::now();
+        let found = node.wait("the pinned room is found", |_| {
+            let rooms = self.json("/api/v1/rooms?pinned=true")?;
+            let mut all = rooms["rooms"].as_array().into_iter().flatten();
+            let is = |room: &&Value| {
+                room["verdict"]["class"] == "abort_before_entry"
+                    && room["verdict"]["confidence"] != "possible"
+                    && room["verdict"]["owed_by"]["pod"].is_string()
+            };
+            Ok(all.find(is).cloned())
+        });
+        let record = found.map_err(|error| {
+            let said = get(self.address, "/api/v1/rooms").unwrap_or_default();
+            let status = get(self.address, "/status").unwrap_or_default();
+            error.context(format!("rooms: {said}\nstatus: {status}\n{}", node.log(&self.pod)))
+        })?;
+        let owed = &record["verdict"]["owed_by"];
+        let debtor = &pods.debtor;
+        for (key, value) in [
+            ("pod", debtor.name.as_str()),
+            ("namespace", pods::NAMESPACE),
+            ("container_name", pods::CONTAINER),
+            ("pod_uid", &debtor.uid),
+            ("container", &debtor.container),
+            ("host", NAME),
+            ("role", "prefill"),
+        ] {
+            ensure!(owed[key] == value, "owed_by.{key} is {}, not {value}: {owed}", owed[key]);
+        }
+        let series = self.series()?;
+        ensure!(!series.is_empty(), "the pinned room is in no series that pages");
+        told(&format!(
+            "the pinned room is found after {} s and names pod {}/{}, container {}, node {}",
+            begun.elapsed().as_secs(),
+            pods::NAMESPACE,
+            debtor.name,
+            pods::CONTAINER,
+            NAME
+        ));
+        let room = record["room"].as_str().context("a room without a number")?.to_owned();
+        Ok(Pinned { room, series, record })
+    }
+
+    /// Updates the release and follows the series meanwhile: they never change but for the seconds in which no agent runs.
+    fn updated(&self, node: &mut Node, before: &Pinned) -> Result<Self> {
+        helm(
+            node,
+            &[
+                "upgrade",
+                "roomtrace",
+                &chart_dir(),
+                "--namespace",
+                NAMESPACE,
+                "--reuse-values",
+                "--set",
+                "podAnnotations.update=again",
+            ],
+        )?;
+        let mut seen = Instant::now();
+        let end = Instant::now() + node::PATIENCE;
+        while let Ok(series) = self.series() {
+            ensure!(series == before.series, "before it ended the agent changed its series: {series:?}");
+            seen = Instant::now();
+            ensure!(seen < end, "the update ends no agent");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        let agent = Self::ready(node, Some(&self.uid))?;
+        let first = agent.series()?;
+        let gap = seen.elapsed();
+        ensure!(
+            first == before.series,
+            "after the update the series are {first:?}, before {:?}",
+            before.series
+        );
+        ensure!(gap < KEPT, "no agent had the room for {} s: alerts ended meanwhile", gap.as_secs());
+        told(&format!(
+            "an update of the release keeps series and labels of the pinned room; {:.1} s without an agent",
+            gap.as_secs_f64()
+        ));
+        Ok(agent)
+    }
+
+    /// It is the same pin, not a new one.
+    fn finds_again(&self, before: &Pinned) -> Result<()> {
+        let now = self.json(&format!("/api/v1/rooms/{}", before.room))?;
+        for key in ["room", "incarnation", "trace_id", "pinned"] {
+            ensure!(now[key] == before.record[key], "{key} was {}, is {}", before.record[key], now[key]);
+        }
+        for key in ["class", "confidence"] {
+            let (was, is) = (&before.record["verdict"][key], &now["verdict"][key]);
+            ensure!(was == is, "{key} was {was}, is {is}");
+        }
+        ensure!(now["restored"].is_object(), "it does not say that it was restored: {now}");
+        told("after the update it is the same pin: incarnation, trace, class, confidence");
+        Ok(())
+    }
+
+    /// Numbers of the kernel programs that it holds.
+    fn programs(&self) -> Result<BTreeSet<u32>> {
+        let mut ids = BTreeSet::new();
+        for entry in std::fs::read_dir(format!("/proc/{}/fdinfo", self.pid))? {
+            let Ok(text) = std::fs::read_to_string(entry?.path()) else { continue };
+            let id = text.lines().find_map(|l| l.strip_prefix("prog_id:"));
+            ids.extend(id.and_then(|id| id.trim().parse::<u32>().ok()));
+        }
+        Ok(ids)
+    }
+}
+
+/// After `helm uninstall` nothing is there: no object, no process, no kernel program; on the node only the state directory.
+fn uninstalled(node: &mut Node, agent: &Deployed) -> Result<()> {
+    let programs = agent.programs()?;
+    ensure!(!programs.is_empty(), "the agent holds no kernel programs?");
+    helm(node, &["uninstall", "roomtrace", "--namespace", NAMESPACE])?;
+    node.wait("the agent's pod is gone", |node| {
+        let kinds = "pods,daemonsets,services,configmaps,networkpolicies,serviceaccounts,controllerrevisions";
+        let left = node.kubectl(&["-n", NAMESPACE, "get", kinds, "-o", "name"])?;
+        // Of the namespace itself.
+        let own = |line: &&str| !line.ends_with("/default") && !line.ends_with("/kube-root-ca.crt");
+        Ok(left.lines().filter(own).count().eq(&0).then_some(()))
+    })?;
+    ensure!(!Path::new(&format!("/proc/{}", agent.pid)).exists(), "the agent still runs");
+    let loaded = bpf_programs()?;
+    let left: Vec<_> = programs.intersection(&loaded).collect();
+    ensure!(left.is_empty(), "kernel programs {left:?} are still loaded");
+    told(&format!("uninstalling leaves no object and none of {} kernel programs", programs.len()));
+    Ok(())
+}
+
+/// Numbers of all kernel programs that are loaded.
+fn bpf_programs() -> Result<BTreeSet<u32>> {
+    install::debian(&["bpftool"])?;
+    let said = install::output(std::process::Command::new("bpftool").args(["-j", "prog", "list"]))?;
+    let list: Value = serde_json::from_str(&said).context("read what bpftool says")?;
+    let all = list.as_array().into_iter().flatten();
+    Ok(all.filter_map(|p| u32::try_from(p["id"].as_u64()?).ok()).collect())
+}
+
+/// Directories of this machine that the chart's pods write to.
+struct Left(Vec<(PathBuf, bool)>);
+
+impl Left {
+    fn before() -> Result<Self> {
+        let dirs = ["/var/lib/roomtrace", "/var/log/containers"].map(PathBuf::from);
+        if dirs[0].exists() {
+            bail!(
+                "{} is there already: the test would take over the state of an agent of this host. Remove it if there is none",
+                dirs[0].display()
+            );
+        }
+        Ok(Self(dirs.map(|dir| (dir.clone(), dir.exists())).into()))
+    }
+
+    /// Removes what was not there before, which must be the state file and its lock alone.
+    fn is_as_before(&self) -> Result<()> {
+        for (dir, was_there) in &self.0 {
+            for file in ["state", "state.lock"].map(|name| dir.join(name)) {
+                if file.exists() {
+                    std::fs::remove_file(&file)?;
+                }
+            }
+            if !was_there && dir.exists() {
+                std::fs::remove_dir(dir).with_context(|| format!("more is left in {}", dir.display()))?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,123 @@
+//! The chart and the plain manifests without a cluster: fresh, and right by Kubernetes' own schemas; values with unknown keys are refused
+//! and named.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::dist::archive::below;
+use crate::{chart, install, services};
+
+/// Of the Python package that has the schemas, and of Kubernetes.
+const SCHEMAS: &str = "1.37.0";
+
+/// Values that turn everything on, besides the defaults.
+const EVERYTHING: &str = "gpu: {runtimeClassName: nvidia, driverPath: /usr/lib64}\n\
+hostNetwork: true\n\
+priorityClassName: system-node-critical\n\
+imagePullSecrets: [{name: pull}]\n\
+image: {digest: \"sha256:0000000000000000000000000000000000000000000000000000000000000000\"}\n\
+config: {probes: {mooncake: true}, export: {otlp: {endpoint: \"http://collector:4317\"}}}\n\
+serviceMonitor: {enabled: true, labels: {release: prometheus}}\n\
+prometheusRule: {enabled: true}\n\
+dashboards: {enabled: true}\n\
+extraEnv: [{name: ROOMTRACE_LOG, value: debug}]\n\
+extraVolumes: [{name: tls, secret: {secretName: tls}}]\n\
+extraVolumeMounts: [{name: tls, mountPath: /tls, readOnly: true}]\n\
+podAnnotations: {a: b}\n\
+podLabels: {c: d}\n";
+
+/// The same with the Collector, which has no place in the node's network.
+const COLLECTOR: &str = "collector: {enabled: true, gateways: gateway.observability}\n";
+
+/// What must be refused, and the key that must be named.
+const WRONG: [(&str, &str); 5] = [
+    ("tolerationz: []\n", "tolerationz"),
+    ("config: {rooms: {flor: 5s}}\n", "flor"),
+    ("config: {engine: {scrape: maybe}}\n", "scrape"),
+    ("image: {pullPolicy: Sometimes}\n", "pullPolicy"),
+    ("gpuNodes: {labels: [{key: gpu, operater: Exists}]}\n", "operater"),
+];
+
+/// Checks them.
+pub(super) fn check(helm: &Path) -> Result<()> {
+    chart::check_manifests(helm)?;
+    let dir = install::target().join("manifests");
+    install::empty(&dir)?;
+    let mut lint = Command::new(helm);
+    install::output(lint.args(["lint", "--strict", "--kube-version", SCHEMAS]).arg(chart::dir()))?;
+    let with = |name: &str, values: &str| -> Result<std::process::Output> {
+        let file = dir.join(format!("{name}.values.yaml"));
+        std::fs::write(&file, values)?;
+        let mut template = Command::new(helm);
+        template.args(["template", "r", "--kube-version", SCHEMAS, "--values"]).arg(&file).arg(chart::dir());
+        template.output().context("start helm")
+    };
+    for (values, key) in WRONG {
+        let out = with("wrong", values)?;
+        let said = String::from_utf8_lossy(&out.stderr);
+        ensure!(!out.status.success() && said.contains(key), "{values:?} is not refused by name: {said}");
+    }
+    let mut rendered = vec![chart::manifests()];
+    for (name, values) in [("everything", EVERYTHING), ("collector", COLLECTOR)] {
+        let out = with(name, values)?;
+        ensure!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+        let file = dir.join(format!("{name}.yaml"));
+        std::fs::write(&file, out.stdout)?;
+        rendered.push(file);
+    }
+    let schemas = schemas()?;
+    let location = format!("{}/{{{{.ResourceKind}}}}{{{{.KindSuffix}}}}.json", schemas.display());
+    // Of the Prometheus operator there is no schema in Kubernetes.
+    let skipped = "ServiceMonitor,PrometheusRule";
+    install::run(
+        Command::new(services::program("kubeconform")?)
+            .args(["-strict", "-summary", "-skip", skipped, "-schema-location", &location])
+            .args(&rendered),
+    )?;
+    eprintln!("ok: manifests are fresh and valid, {} wrong values files are refused by the key", WRONG.len());
+    Ok(())
+}
+
+/// Kubernetes' JSON schemas, unknown fields forbidden, in the cache; their references made such as to lead to files.
+fn schemas() -> Result<PathBuf> {
+    let dir = install::cache()?.join("tools").join(format!("kubernetes-schemas-{SCHEMAS}"));
+    let done = dir.join("done");
+    if done.exists() {
+        return Ok(dir);
+    }
+    install::debian(&["python3-pip"])?;
+    eprintln!("fetching Kubernetes' schemas {SCHEMAS} (once)");
+    install::empty(&dir)?;
+    let wheel = dir.join("wheel");
+    let package = format!("kubernetes-validate=={SCHEMAS}");
+    install::run(
+        Command::new("python3")
+            .args([
+                "-m",
+                "pip",
+                "install",
+                "--quiet",
+                "--no-deps",
+                "--no-compile",
+                "--disable-pip-version-check",
+                "--target",
+            ])
+            .arg(&wheel)
+            .arg(&package),
+    )?;
+    let from = wheel.join(format!("kubernetes_validate/kubernetes-json-schema/v{SCHEMAS}-local-strict"));
+    for (name, file) in below(&from)? {
+        let text = std::fs::read_to_string(&file)?;
+        let text = text.replace("\"/api/_definitions.json", "\"_definitions.json");
+        let mut schema: serde_json::Value = serde_json::from_str(&text)?;
+        if let Some(schema) = schema.as_object_mut() {
+            schema.remove("$id");
+        }
+        std::fs::write(dir.join(name), schema.to_string())?;
+    }
+    std::fs::remove_dir_all(&wheel)?;
+    std::fs::write(&done, "").context("finish the schemas")?;
+    Ok(dir)
+}
