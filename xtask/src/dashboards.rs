@@ -64,7 +64,7 @@ pub(crate) fn run() -> Result<()> {
     Ok(())
 }
 
-fn file(dashboard: &Dashboard) -> PathBuf {
+pub(crate) fn file(dashboard: &Dashboard) -> PathBuf {
     install::root().join("dashboards").join(format!("{}.json", dashboard.uid))
 }
 

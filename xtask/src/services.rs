@@ -55,6 +55,10 @@ pub(crate) const JAEGER: Service = Service {
     ldflags: "",
 };
 
+/// Reads dashboards strictly, by Grafana's own types.
+pub(crate) const DASHBOARD_CHECK: Service =
+    Service { name: "dashboard-check", module: "dashboard-check", package: ".", tags: "", ldflags: "" };
+
 /// A program of Kubernetes. Without its version charts take it for older than any.
 const fn kubernetes(name: &'static str, package: &'static str) -> Service {
     let ldflags = "-X k8s.io/component-base/version.gitVersion=v1.37.0 \
@@ -80,6 +84,7 @@ const ALL: &[Service] = &[
         tags: "",
         ldflags: "",
     },
+    DASHBOARD_CHECK,
 ];
 
 /// Builds one by its name.

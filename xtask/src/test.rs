@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
-use crate::{demo, ebpf, fleet, install, k8s, live, page, prometheus};
+use crate::{dashboards, demo, ebpf, fleet, install, k8s, live, page, prometheus, services};
 
 /// Debian packages that tests need: libzmq for the workload, tcpdump and tshark as independent witnesses, tmux as a
 /// terminal for `roomtrace top`.
@@ -37,8 +37,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         step("kernel object: rebuild and compare with the checked-in one");
         ebpf::run(&ebpf::Args { check: true })?;
     }
-    step("alert rules");
+    step("alert rules and dashboards");
     alert_rules()?;
+    strict_dashboards()?;
     step("tests");
     let mut skipped = cargo_test(&["test", "--workspace", "--no-fail-fast"])?;
     if !args.quick {
@@ -78,6 +79,15 @@ fn alert_rules() -> Result<()> {
         install::run(Command::new(&promtool).args(arguments).current_dir(&dir))?;
     }
     Ok(())
+}
+
+/// Grafana's own types read the dashboards.
+fn strict_dashboards() -> Result<()> {
+    let mut check = Command::new(services::build(&services::DASHBOARD_CHECK)?);
+    for dashboard in dashboards::ALL {
+        check.arg(dashboards::file(dashboard));
+    }
+    install::run(&mut check)
 }
 
 fn step(name: &str) {

@@ -19,10 +19,6 @@ use crate::rooms::model::{
 use crate::sglang::message::{Backend, Kind, KvPoll, Release, Releases};
 use crate::verdict::model::{Action, Candidate, EndsByItself, KnownIssue, Party, Verdict};
 
-/// A measurement this release does not make: always `null`.
-#[derive(Clone, Copy, Debug, Serialize)]
-struct NotMeasured;
-
 /// One room at one moment.
 #[derive(Clone, Debug, Serialize)]
 pub struct Record {

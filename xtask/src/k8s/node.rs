@@ -46,7 +46,8 @@ const PACKAGES: [(&str, &str); 6] = [
 /// Installs what is missing of it.
 pub(crate) fn install_packages() -> Result<()> {
     let there = |file: &str| Path::new(file).exists() || Path::new(&file.replace("/sbin/", "/bin/")).exists();
-    let missing: Vec<&str> = PACKAGES.iter().filter(|(file, _)| !there(file)).map(|(_, name)| *name).collect();
+    let missing: Vec<&str> =
+        PACKAGES.iter().filter(|(file, _)| !there(file)).map(|(_, name)| *name).collect();
     install::debian(&missing)
 }
 
