@@ -272,7 +272,7 @@ impl Capture {
         while taken < budget {
             let Some(item) = self.ring.next() else { break };
             match record::decode(&item) {
-                Some(event) if self.elsewhere(&event) => {}
+                Some(event) if elsewhere(&event, self.namespace) => {}
                 Some(event) => {
                     self.ask.note(&event);
                     sink(event);
@@ -283,11 +283,6 @@ impl Capture {
         }
         self.taken += taken as u64;
         taken
-    }
-
-    /// Whether it is of a network namespace that was not asked for.
-    fn elsewhere(&self, event: &Event<'_>) -> bool {
-        matches!((self.namespace, event), (Some(asked), Event::Socket(of)) if of.netns != asked)
     }
 
     /// Hands on every event that has been recorded until now. A record that another CPU is still writing hides those behind
@@ -588,6 +583,11 @@ fn prefix(comm: &str) -> Option<Prefix> {
 }
 
 /// Whether an update was refused because the table is full.
+/// Whether it is of another network namespace than the one that was asked for.
+fn elsewhere(event: &Event<'_>, asked: Option<u32>) -> bool {
+    matches!((asked, event), (Some(asked), Event::Socket(of)) if of.netns != asked)
+}
+
 fn is_full(error: &MapError) -> bool {
     matches!(error, MapError::SyscallError(e) if e.io_error.raw_os_error() == Some(libc::E2BIG))
 }
