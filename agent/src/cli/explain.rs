@@ -308,11 +308,15 @@ fn stages<'a>(lines: &mut Vec<(&'a str, String)>, record: &'a Value) {
 /// Spans that are not on the time line, as their times cannot be of this room.
 fn doubted(out: &mut String, record: &Value) {
     for request in list(&record["scheduler"]["requests"]) {
-        let names: Vec<&str> = list(&request["times_not_believed"]).iter().filter_map(Value::as_str).collect();
+        let names: Vec<&str> =
+            list(&request["times_not_believed"]).iter().filter_map(Value::as_str).collect();
         if !names.is_empty() {
             let role = request["role"].as_str().unwrap_or("engine");
             let names = names.join(", ");
-            let _ = writeln!(out, "  ({role}: times of these spans are not believed, they cannot be of this room: {names})");
+            let _ = writeln!(
+                out,
+                "  ({role}: times of these spans are not believed, they cannot be of this room: {names})"
+            );
         }
     }
 }

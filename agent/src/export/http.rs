@@ -81,7 +81,8 @@ pub(super) async fn bind(listen: SocketAddr) -> Result<TcpListener, ExportError>
 pub(super) async fn serve(listener: TcpListener, answers: Arc<Answers>, stop: watch::Receiver<bool>) {
     let app = router(answers);
     let stopped = stop.clone();
-    accept(listener, CONNECTIONS, stop, || {}, |stream| connection(stream, app.clone(), stopped.clone())).await;
+    accept(listener, CONNECTIONS, stop, || {}, |stream| connection(stream, app.clone(), stopped.clone()))
+        .await;
 }
 
 async fn connection(stream: TcpStream, app: Router, mut stop: watch::Receiver<bool>) {

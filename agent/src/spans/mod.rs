@@ -9,6 +9,6 @@ mod join;
 mod wire;
 
 pub use decode::{Decoded, MAX_SPANS, SchedulerSpan, SpanId, TraceId, What, decode};
-pub use join::{EngineRequest, JoinCounters, MAX_NODES, Stage};
 pub(crate) use join::{CLOCKS, Joined, Joiner, SETTLED};
+pub use join::{EngineRequest, JoinCounters, MAX_NODES, Stage};
 pub use wire::Malformed;
