@@ -3,6 +3,8 @@
 
 mod rooms_support;
 mod spans_support;
+#[path = "rooms_requests/web.rs"]
+mod web;
 
 use opentelemetry_proto::tonic::trace::v1::Span;
 use rooms_support::{START, Sees, World, decode, prefill};
@@ -203,7 +205,7 @@ fn computed_and_never_handed_over_is_likely() {
     for (told, confidence) in [(true, Confidence::Likely), (false, Confidence::Possible)] {
         let mut w = world();
         w.metadata(ROOM, &decode(0), &prefill(0));
-        let sent = Engine::prefill(Release::Hex, ROOM, wall(0)).sent(2000, 30_000);
+        let sent = Engine::prefill(Release::Hex, ROOM, wall(0)).sent(2000, 2900);
         w.wait(3000);
         tell(&mut w, sent.front);
         if told {
@@ -230,7 +232,7 @@ fn what_was_handed_over_or_computed_only_now_is_not_raised() {
     // It has computed until just now: the time to hand over begins there.
     let mut w = world();
     w.metadata(ROOM, &decode(0), &prefill(0));
-    let sent = Engine::prefill(Release::Hex, ROOM, wall(0)).sent(12_000, 60_000);
+    let sent = Engine::prefill(Release::Hex, ROOM, wall(0)).sent(12_000, 12_900);
     w.wait(13_000);
     tell(&mut w, sent.computed);
     tell(&mut w, sent.request);
@@ -295,4 +297,91 @@ fn a_room_that_ends_well_after_its_spans_is_told_too() {
     w.acknowledge(&prefill(0), &decode(0), w.sent_to(&prefill(0), &decode(0)));
     w.wait(10_000);
     assert_eq!(w.names(ROOM), ["room_closed", "room_scheduled"]);
+}
+
+/// Engines run on the agent's host: a span cannot end after it came, nor begin before the machine.
+#[test]
+fn spans_of_another_time_are_joined_and_prove_nothing() {
+    let year = 365 * 86_400 * SECOND;
+    for at in [wall(0) + 100 * year, wall(5_000), 7 * SECOND] {
+        let mut w = world();
+        w.metadata(ROOM, &decode(0), &prefill(0));
+        let sent = Engine::prefill(Release::Hex, ROOM, at).sent(2000, 2900);
+        w.wait(3000);
+        tell(&mut w, sent.front);
+        tell(&mut w, sent.computed);
+        tell(&mut w, sent.request);
+        let request = w.last(ROOM).scheduled.pop().unwrap();
+        assert_eq!((&*request.rid, request.untimed), ("4f1d7a0c9b3e4d55", true));
+        assert!(request.stages.is_empty(), "{:?}", request.stages);
+        assert_eq!((request.begin, request.end), (w.mono(), w.mono()), "when they came");
+        for name in ["prefill_forward", "request", "thread", "tokenize"] {
+            assert!(request.doubted.iter().any(|d| &**d == name), "{name} {:?}", request.doubted);
+        }
+        assert_eq!(w.table.span_counters().impossible, 8);
+        w.to(20_000);
+        let v = w.verdict(ROOM);
+        assert_eq!(v.confidence, Confidence::Possible, "{:?}", v.evidence);
+        assert!(!v.evidence.iter().any(|e| e.contains("(span ")), "{:?}", v.evidence);
+    }
+}
+
+/// A transfer span of an impossible time is a transfer span all the same: that there is none must not be said.
+#[test]
+fn one_impossible_span_makes_the_others_of_its_request_no_evidence() {
+    let mut w = world();
+    w.metadata(ROOM, &decode(0), &prefill(0));
+    let mut sent = Engine::prefill(Release::Hex, ROOM, wall(0)).sent(2000, 2900);
+    w.wait(3000);
+    for span in &mut sent.rest {
+        if span.name == "prefill_transfer_kv_cache" {
+            span.end_time_unix_nano += 3_600 * SECOND;
+        }
+    }
+    // Its thread has not let it go.
+    sent.rest.retain(|s| s.name == "prefill_transfer_kv_cache");
+    for spans in [sent.front, sent.computed, sent.rest, sent.request] {
+        tell(&mut w, spans);
+    }
+    let request = w.last(ROOM).scheduled.pop().unwrap();
+    assert_eq!(request.doubted, vec![Box::<str>::from("prefill_transfer_kv_cache")]);
+    assert!(!request.untimed);
+    assert_eq!(stages(&w, ROOM).last().unwrap(), "prefill_forward");
+    w.to(20_000);
+    let v = w.verdict(ROOM);
+    assert_eq!(v.confidence, Confidence::Possible, "{:?}", v.evidence);
+    assert!(!v.evidence.iter().any(|e| e.contains("(span ")), "{:?}", v.evidence);
+}
+
+#[test]
+fn nothing_of_a_request_begins_long_before_it() {
+    // Seen at the HTTP port.
+    let mut w = web::Web::new(Sees::Both);
+    w.to(60_000);
+    w.request(Role::Prefill, ROOM);
+    w.wait(10);
+    w.metadata(ROOM, &decode(0), &prefill(0));
+    w.wait(3000);
+    let mut sent = Engine::prefill(Release::Hex, ROOM, wall(60_000)).sent(2000, 2900);
+    for span in &mut sent.computed {
+        if span.name == "prefill_forward" {
+            span.start_time_unix_nano -= 30 * SECOND;
+        }
+    }
+    tell(&mut w, sent.computed);
+    tell(&mut w, sent.request);
+    let request = w.last(ROOM).scheduled.pop().unwrap();
+    assert_eq!((request.doubted, request.untimed), (vec!["prefill_forward".into()], false));
+    // Not seen there: decode may have let it wait, but not for hours.
+    for (waited, believed) in [(3000, true), (3700, false)] {
+        let mut w = world();
+        w.to(5_000_000);
+        w.metadata(ROOM, &decode(0), &prefill(0));
+        w.wait(3000);
+        let begun = wall(5_000_000) - waited * SECOND;
+        tell_all(&mut w, Engine::prefill(Release::Hex, ROOM, begun).sent(2000, waited * 1000 + 2000));
+        let request = w.last(ROOM).scheduled.pop().unwrap();
+        assert_eq!(request.untimed, !believed);
+        assert_eq!(request.doubted.is_empty(), believed, "{:?}", request.doubted);
+    }
 }

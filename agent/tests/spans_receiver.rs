@@ -223,6 +223,8 @@ async fn bad_requests_over_http_get_the_answers_that_the_specification_demands()
         (&[PROTOBUF], large, 413),
         (&[PROTOBUF, gz], bomb, 413),
         (&[PROTOBUF, ("content-encoding", "zstd")], good.clone(), 415),
+        (&[PROTOBUF, ("content-encoding", "deflate, gzip")], good.clone(), 415),
+        (&[("content-type", "application/x-protobufs")], good.clone(), 415),
         (&[json], b"{}".to_vec(), 415),
         (&[], good.clone(), 415),
     ] {
@@ -247,9 +249,64 @@ async fn bad_requests_over_http_get_the_answers_that_the_specification_demands()
             ("http", "accepted", 1),
             ("http", "malformed", 4),
             ("http", "too_large", 2),
-            ("http", "not_served", 5)
+            ("http", "not_served", 7)
         ]
     );
+}
+
+/// RFC 9110: neither media types (8.3.1) nor codings (8.4.1) have a case.
+#[tokio::test]
+async fn types_and_compressions_are_known_in_any_case_and_with_parameters() {
+    let r = receiver().await;
+    let at = r.listening();
+    let good = bytes_of(spans());
+    for kind in
+        ["Application/X-Protobuf", "application/x-protobuf; charset=utf-8", "APPLICATION/X-PROTOBUF ;a=b"]
+    {
+        assert_eq!(post(at.http.unwrap(), &[("content-type", kind)], good.clone()).await.0, 200, "{kind}");
+        assert_eq!(came(&r).await.len(), spans().len());
+    }
+    for coding in ["GZIP", "Gzip", "x-gzip"] {
+        let headers = [PROTOBUF, ("content-encoding", coding)];
+        assert_eq!(post(at.http.unwrap(), &headers, gzip(&good)).await.0, 200, "{coding}");
+        assert_eq!(came(&r).await.len(), spans().len());
+        let (status, ..) =
+            call(at.grpc.unwrap(), METHOD, &[("grpc-encoding", coding)], frame(1, &gzip(&good))).await;
+        assert_eq!(status, "0", "{coding}");
+        assert_eq!(came(&r).await.len(), spans().len());
+    }
+    assert_eq!(post(at.http.unwrap(), &[PROTOBUF, ("content-encoding", "Identity")], good).await.0, 200);
+}
+
+/// Whatever connects and says nothing, or not all of its greeting.
+#[tokio::test]
+async fn silent_connections_keep_nobody_out_and_are_closed() {
+    let r = receiver().await;
+    let at = r.listening();
+    for to in [at.grpc.unwrap(), at.http.unwrap()] {
+        let mut silent = Vec::new();
+        // More than are served at once.
+        for n in 0..300 {
+            let mut stream = tokio::net::TcpStream::connect(to).await.unwrap();
+            if n % 2 == 0 && Some(to) == at.grpc {
+                stream.write_all(b"PRI * HTTP/2.0").await.unwrap();
+            }
+            silent.push(stream);
+        }
+        let good = bytes_of(spans());
+        if Some(to) == at.grpc {
+            assert_eq!(call(to, METHOD, &[], frame(0, &good)).await.0, "0");
+            // All of them, also those that nobody's place was needed for.
+            for stream in &mut silent {
+                // Closed, or reset where something unread lay there.
+                assert!(!matches!(stream.read(&mut [0]).await, Ok(1)));
+            }
+            let closed = || results(&r).iter().find(|(_, result, _)| *result == "silent").map(|(_, _, n)| *n);
+            until(|| (closed() == Some(300)).then_some(())).await;
+        } else {
+            assert_eq!(post(to, &[PROTOBUF], good).await.0, 200);
+        }
+    }
 }
 
 #[tokio::test]
@@ -555,8 +612,14 @@ fn refusing() -> (tokio::net::TcpSocket, SocketAddr) {
     (socket, address)
 }
 
+/// Requests that differ.
+fn numbered(n: u64) -> Vec<u8> {
+    let sent = Engine::prefill(Release::Hex, ROOM + n, AT).sent(50, 100);
+    bytes_of([sent.front, sent.computed, sent.rest, sent.request].concat())
+}
+
 #[tokio::test]
-async fn a_target_that_is_down_costs_nothing_but_what_does_not_fit() {
+async fn where_a_target_has_no_place_clients_come_again_and_rooms_get_each_request_once() {
     // Nobody listens there yet.
     let (socket, address) = refusing();
     let counters = Arc::new(Counters::default());
@@ -564,22 +627,66 @@ async fn a_target_that_is_down_costs_nothing_but_what_does_not_fit() {
     let config = ForwardConfig { queue, ..forward_to(address, Protocol::HttpProtobuf) };
     let forwarder = Forwarder::start(&config, Arc::clone(&counters)).unwrap().unwrap();
     let r = SpanReceiver::start(anywhere(), Some(forwarder.handle())).await.unwrap();
-    let body = bytes_of(spans());
+    let (grpc, http) = (r.listening().grpc.unwrap(), r.listening().http.unwrap());
     let n = spans().len() as u64;
-    for _ in 0..13 {
-        assert_eq!(post(r.listening().http.unwrap(), &[PROTOBUF], body.clone()).await.0, 200);
-        assert_eq!(came(&r).await.len(), spans().len(), "the rooms get theirs all the same");
+    for k in 0..10 {
+        assert_eq!(post(http, &[PROTOBUF], numbered(k)).await.0, 200);
+        assert_eq!(came(&r).await.len() as u64, n);
     }
-    assert_eq!(counters.dropped(Signal::Spans, Reason::QueueFull), 3 * n);
+    // No more place: each is to come again, and comes; the rooms have it from the first time on.
+    for again in [false, true] {
+        let (status, head, answer) = post(http, &[PROTOBUF], numbered(10)).await;
+        assert_eq!((status, head["retry-after"].as_bytes()), (503, &b"1"[..]));
+        assert!(answer.windows(9).any(|w| w == b"RetryInfo"));
+        let (status, head, _) = call(grpc, METHOD, &[], frame(0, &numbered(11))).await;
+        assert_eq!(status, "14");
+        assert!(head.contains_key("grpc-status-details-bin"));
+        for _ in 0..2 {
+            assert_eq!(r.take().map(|spans| spans.len() as u64), (!again).then_some(n));
+        }
+    }
+    assert_eq!(counters.dropped(Signal::Spans, Reason::QueueFull), 0, "nothing was taken and lost");
+    assert_eq!(
+        results(&r),
+        [("grpc", "forward_full", 2), ("http", "accepted", 10), ("http", "forward_full", 2)]
+    );
+    assert_eq!(r.counters().spans().next(), Some(("scheduler", 12 * n)), "each once");
     assert_eq!(forwarder.handle().waiting().requests, 10);
-    // It comes up, and gets what was kept.
+    // It comes up, and gets what was kept and what comes again, compressed anew by its client.
     let target = Target::default();
     let listener = socket.listen(1024).unwrap();
     let serving = target.clone();
     tokio::spawn(async move { serving.serve(listener, false).await });
     until(|| (counters.sent(Signal::Spans) == 10 * n).then_some(())).await;
-    assert_eq!(target.bodies(), vec![Bytes::from(body); 10]);
+    let gz = ("content-encoding", "gzip");
+    assert_eq!(post(http, &[PROTOBUF, gz], gzip(&numbered(10))).await.0, 200);
+    assert_eq!(call(grpc, METHOD, &[], frame(0, &numbered(11))).await.0, "0");
+    until(|| (counters.sent(Signal::Spans) == 12 * n).then_some(())).await;
+    assert!(r.take().is_none(), "the rooms had these");
+    let mut wanted: Vec<Bytes> = (0..12).map(|k| numbered(k).into()).collect();
+    wanted[10] = gzip(&numbered(10)).into();
+    let mut bodies = target.bodies();
+    bodies.sort();
+    wanted.sort();
+    assert_eq!(bodies, wanted);
     assert_eq!(forwarder.handle().waiting().bytes, 0);
+}
+
+#[tokio::test]
+async fn what_never_fits_is_said_to_be_lost_and_counted() {
+    let (_refuses, address) = refusing();
+    let counters = Arc::new(Counters::default());
+    let queue = QueueConfig { bytes: 100, ..QueueConfig::default() };
+    let config = ForwardConfig { queue, ..forward_to(address, Protocol::HttpProtobuf) };
+    let forwarder = Forwarder::start(&config, Arc::clone(&counters)).unwrap().unwrap();
+    let r = SpanReceiver::start(anywhere(), Some(forwarder.handle())).await.unwrap();
+    let (status, _, body) = post(r.listening().http.unwrap(), &[PROTOBUF], bytes_of(spans())).await;
+    let partial = ExportTraceServiceResponse::decode(body).unwrap().partial_success.unwrap();
+    let n = spans().len();
+    assert_eq!((status, partial.rejected_spans), (200, i64::try_from(n).unwrap()));
+    assert!(partial.error_message.contains("spans.forward.queue.bytes"), "{}", partial.error_message);
+    assert_eq!(counters.dropped(Signal::Spans, Reason::QueueFull), n as u64);
+    assert_eq!(came(&r).await.len(), n, "the rooms get theirs all the same");
 }
 
 #[tokio::test]
