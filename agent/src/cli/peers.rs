@@ -35,7 +35,7 @@ fn concluded(p: &Peer) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, reason = "tests")]
+    #![allow(clippy::indexing_slicing, clippy::unwrap_used, reason = "tests")]
     use super::*;
 
     #[test]

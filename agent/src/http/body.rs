@@ -240,7 +240,7 @@ fn batch_of_one_number(members: &Members, rids: usize) -> (u64, bool) {
         _ => (1, true),
     };
     // Each prompt several times: what is made of that is not followed.
-    let once = !members.get("n").and_then(Value::number).is_some_and(|n: u64| n > 1);
+    let once = members.get("n").and_then(Value::number).is_none_or(|n: u64| n <= 1);
     (count.clamp(1, limit), known && once && count <= limit)
 }
 

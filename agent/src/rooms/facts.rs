@@ -374,8 +374,8 @@ fn phase_of(room: &Room, role: Role, view: Progress, says_success: bool) -> Opti
         Role::Prefill if view.terminal == Some(Outcome::Success) && !room.has_decode => {
             Some((Phase::Conclude, view.since))
         }
+        Role::Prefill => None,
         // Where prefill is here too its view says the rest, but not that an ABORT does not come to it.
         Role::Decode => room.abort.filter(|a| !room.has_prefill || !a.received).map(|a| (Phase::Abort, a.at)),
-        _ => None,
     }
 }

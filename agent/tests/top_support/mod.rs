@@ -106,19 +106,16 @@ pub(crate) fn record(room: &Room) -> Value {
         r["verdict"]["group_size"] = 2.into();
         r["verdict"]["ends_by_itself"] = Value::Null;
     }
-    match room.owes {
-        Some((role, rank, what, at)) => {
-            r["verdict"]["expected"] = what.into();
-            r["verdict"]["owed_by"]["role"] = role.into();
-            r["verdict"]["owed_by"]["rank"] = rank.into();
-            r["verdict"]["owed_by"]["endpoint"] = at.into();
-            r["views"]["prefill"]["ranks"][0]["endpoint"] =
-                if role == "prefill" { at } else { "10.0.0.1:4000" }.into();
-        }
-        None => {
-            r["verdict"]["expected"] = Value::Null;
-            r["verdict"]["owed_by"] = Value::Null;
-        }
+    if let Some((role, rank, what, at)) = room.owes {
+        r["verdict"]["expected"] = what.into();
+        r["verdict"]["owed_by"]["role"] = role.into();
+        r["verdict"]["owed_by"]["rank"] = rank.into();
+        r["verdict"]["owed_by"]["endpoint"] = at.into();
+        r["views"]["prefill"]["ranks"][0]["endpoint"] =
+            if role == "prefill" { at } else { "10.0.0.1:4000" }.into();
+    } else {
+        r["verdict"]["expected"] = Value::Null;
+        r["verdict"]["owed_by"] = Value::Null;
     }
     for m in r["views"]["prefill"]["messages"].as_array_mut().unwrap() {
         m["peer"] = "10.0.0.2:39871".into();
@@ -127,13 +124,14 @@ pub(crate) fn record(room: &Room) -> Value {
 }
 
 /// A page of rooms.
-pub(crate) fn list(rooms: Vec<Value>) -> Value {
+pub(crate) fn list(rooms: &[Value]) -> Value {
     json!({ "rooms": rooms, "next": null })
 }
 
 /// The rooms of [`ROOMS`] that are pinned; overdue; neither.
 pub(crate) fn lists() -> [Value; 3] {
-    let of = |wanted: &dyn Fn(&&Room) -> bool| list(ROOMS.iter().filter(wanted).map(record).collect());
+    let of =
+        |wanted: &dyn Fn(&&Room) -> bool| list(&ROOMS.iter().filter(wanted).map(record).collect::<Vec<_>>());
     [of(&|r| r.pinned), of(&|r| !r.pinned && r.verdict.is_some()), of(&|r| !r.pinned)]
 }
 

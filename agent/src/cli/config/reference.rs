@@ -41,23 +41,19 @@ fn comments() -> BTreeMap<String, String> {
 
 /// Rows of the keys in `value`, in the order of the sections.
 fn keys(value: &Value, at: &str, comments: &BTreeMap<String, String>, out: &mut String) {
-    match value.as_object().filter(|fields| !fields.is_empty()) {
-        Some(fields) => {
-            for (name, field) in fields {
-                let at = if at.is_empty() { name.clone() } else { format!("{at}.{name}") };
-                keys(field, &at, comments, out);
-            }
+    if let Some(fields) = value.as_object().filter(|fields| !fields.is_empty()) {
+        for (name, field) in fields {
+            let at = if at.is_empty() { name.clone() } else { format!("{at}.{name}") };
+            keys(field, &at, comments, out);
         }
-        None => {
-            let allowed = allowed::at(at).unwrap_or_default();
-            // Some stand on their section's line.
-            let own = comments
-                .get(at)
-                .or_else(|| comments.get(at.rsplit_once('.')?.0).filter(|_| at.matches('.').count() > 1));
-            let reason = own.map_or("", String::as_str);
-            let _ = writeln!(out, "| `{at}` | `{value}` | {} | {} |", cell(&allowed), cell(reason));
-        }
+        return;
     }
+    let allowed = allowed::at(at).unwrap_or_default();
+    // Some stand on their section's line.
+    let section = || at.rsplit_once('.').filter(|_| at.matches('.').count() > 1);
+    let own = comments.get(at).or_else(|| comments.get(section()?.0));
+    let reason = own.map_or("", String::as_str);
+    let _ = writeln!(out, "| `{at}` | `{value}` | {} | {} |", cell(&allowed), cell(reason));
 }
 
 /// A text that cannot end a cell of a table.

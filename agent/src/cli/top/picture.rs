@@ -5,6 +5,7 @@
 #![allow(clippy::indexing_slicing, reason = "indexing a JSON value gives null for what is not there")]
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
 use std::time::Duration;
 
 use serde_json::Value;
@@ -446,7 +447,7 @@ fn owes(record: &Value) -> Vec<String> {
     }
     let mut who = owed_by["role"].as_str().unwrap_or("outside").to_owned();
     if let Some(rank) = owed_by["rank"].as_u64() {
-        who.push_str(&format!(" r{rank}"));
+        let _ = write!(who, " r{rank}");
     }
     let what = verdict["expected"].as_str().map_or_else(String::new, |what| format!(" owes {what}"));
     let at = owed_by["endpoint"].as_str().map_or_else(String::new, |at| format!(" {at}"));

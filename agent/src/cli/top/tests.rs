@@ -131,9 +131,9 @@ fn nothing_that_does_not_page_is_written_in_capitals() {
 #[test]
 fn nothing_open_is_said_in_words_and_what_is_not_measured_is_no_zero() {
     let empty = Answers {
-        pinned: support::list(vec![]),
-        overdue: support::list(vec![]),
-        open: support::list(vec![]),
+        pinned: support::list(&[]),
+        overdue: support::list(&[]),
+        open: support::list(&[]),
         findings: json!({"findings": [], "total": 0, "closed": []}),
         status: json!({"host": "node-a", "version": "0.1.0", "uptime_s": 3, "rooms": {"views_open": 0, "overdue": 0}}),
         metrics: "roomtrace_rooms_open{role=\"prefill\",state=\"Failed\"} 0\n".to_owned(),
@@ -410,8 +410,7 @@ fn the_cursor_stays_with_its_room() {
         assert_eq!(under(&state), room, "{key:?}");
     }
     let mut none = answers(3);
-    (none.pinned, none.overdue, none.open) =
-        (support::list(vec![]), support::list(vec![]), support::list(vec![]));
+    (none.pinned, none.overdue, none.open) = (support::list(&[]), support::list(&[]), support::list(&[]));
     state.looked(Ok(&none), seconds(6));
     for key in [Press::Up, Press::Down, Press::End, Press::PageDown, Press::Enter] {
         assert_eq!(state.press(key), Act::Nothing);

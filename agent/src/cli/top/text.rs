@@ -11,11 +11,10 @@ pub(super) fn count(n: Option<u64>) -> String {
 }
 
 /// A number of something per second in at most five characters.
-#[allow(clippy::float_cmp, reason = "nothing at all is told apart from little")]
 pub(super) fn rate(n: Option<f64>) -> String {
     match n {
         None => NONE.to_owned(),
-        Some(n) if n == 0.0 => "0".to_owned(),
+        Some(0.0) => "0".to_owned(),
         Some(n) if n < 0.1 => "<0.1".to_owned(),
         Some(n) if n < 9.95 => format!("{n:.1}"),
         Some(n) if n < 9_999.5 => format!("{n:.0}"),

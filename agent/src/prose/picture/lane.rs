@@ -212,7 +212,7 @@ mod tests {
 
     use super::*;
 
-    fn record(messages: Value, phase: &str, since: &str) -> Value {
+    fn record(messages: &Value, phase: &str, since: &str) -> Value {
         json!({
             "opened_at": "2026-01-01T00:00:00Z", "closed_at": null, "time": "2026-01-01T00:01:00Z", "completeness": "full",
             "messages_dropped": 0,
@@ -223,7 +223,7 @@ mod tests {
     #[test]
     fn a_side_that_waits_is_in_its_phase_until_now_and_was_in_bootstrap_before() {
         let metadata = json!([{"time": "2026-01-01T00:00:10Z", "kind": "METADATA", "dummy": false}]);
-        let mut record = record(metadata, "transfer", "2026-01-01T00:00:10Z");
+        let mut record = record(&metadata, "transfer", "2026-01-01T00:00:10Z");
         let shown = |r: &Value| phases(r, "prefill", &Scale::of(r));
         let transfer = ("transfer".to_owned(), 10.0, 60.0);
         assert_eq!(shown(&record), [("bootstrap".to_owned(), 0.0, 10.0), transfer.clone()]);
@@ -233,7 +233,7 @@ mod tests {
             ("completeness", json!("preexisting")),
         ] {
             record[key] = value;
-            assert_eq!(shown(&record), [transfer.clone()], "what was before is not known");
+            assert_eq!(shown(&record), std::slice::from_ref(&transfer), "what was before is not known");
         }
     }
 
@@ -242,7 +242,7 @@ mod tests {
         let m = |s: u32, kind: &str| json!({"time": format!("2026-01-01T00:00:{s:02}Z"), "kind": kind, "direction": "sent"});
         let messages =
             json!([m(0, "METADATA"), m(1, "METADATA"), m(1, "ABORT"), m(4, "STATUS"), m(50, "STATUS")]);
-        let record = record(messages, "transfer", "2026-01-01T00:00:10Z");
+        let record = record(&messages, "transfer", "2026-01-01T00:00:10Z");
         let labels = labels(&record, "prefill", &Scale::of(&record));
         let told: Vec<_> = labels.iter().map(|l| (l.text.as_str(), l.line)).collect();
         assert_eq!(told, [("METADATA ×2, ABORT", 0), ("STATUS", 1), ("STATUS", 0)]);

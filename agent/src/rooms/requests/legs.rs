@@ -17,6 +17,7 @@ pub(crate) type RequestKey = (SocketId, u64);
 
 /// A request at one engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(clippy::struct_excessive_bools, reason = "independent facts")]
 pub(crate) struct Leg {
     pub(crate) seen: LegView,
     /// Who reports it. Several requests with one room at one engine share a leg: then the newest.

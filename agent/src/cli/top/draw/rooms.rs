@@ -1,5 +1,7 @@
 //! The page of rooms: findings above, the room under the cursor below, peers where there is space.
 
+use std::fmt::Write as _;
+
 use super::pages::peer_table;
 use super::pen::{Ink, Pen};
 use super::roomy;
@@ -99,15 +101,15 @@ fn heading(pen: &mut Pen<'_>, state: &State, picture: &Picture, shown: usize, y:
         title.push_str(" reversed");
     }
     if !state.search.is_empty() {
-        title.push_str(&format!(" with “{}”", state.search));
+        let _ = write!(title, " with “{}”", state.search);
     }
-    title.push_str(&format!(" ({shown})"));
+    let _ = write!(title, " ({shown})");
     let left_out: Vec<String> = [("pinned", picture.pinned), ("overdue", picture.overdue)]
         .into_iter()
         .filter_map(|(w, c)| partly(w, c))
         .collect();
     if !left_out.is_empty() {
-        title.push_str(&format!(" · listed only {}", left_out.join(", ")));
+        let _ = write!(title, " · listed only {}", left_out.join(", "));
     }
     pen.rule(y, &title);
 }
