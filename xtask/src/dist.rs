@@ -20,6 +20,9 @@ use archive::{Entry, below, gzip, sha256, tar};
 /// Version of everything here.
 pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
 
+/// Authorities that the system trusts, as Debian's package ca-certificates writes them.
+const CERTIFICATES: &str = "/etc/ssl/certs/ca-certificates.crt";
+
 /// Arguments.
 #[derive(clap::Args, Default)]
 pub(crate) struct Args {
@@ -48,7 +51,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 pub(crate) fn make(args: &Args) -> Result<Made> {
     let out = install::target().join("dist");
     install::empty(&out)?;
-    install::debian(&["binutils", "xz-utils"])?;
+    install::debian(&["binutils", "xz-utils", "ca-certificates"])?;
     let agent = agent(args, &out)?;
     let time = archive::time();
     let deb = deb::pack(&agent, &out, time)?;
@@ -58,7 +61,10 @@ pub(crate) fn make(args: &Args) -> Result<Made> {
     write(&out.join(format!("{name}.tar.gz")), &gzip(&tar(&for_hosts(&name, &agent)?, time)?)?)?;
     // As `helm package` names and packs it.
     write(&out.join(format!("roomtrace-{VERSION}.tgz")), &gzip(&tar(&chart()?, time)?)?)?;
-    let bom = sbom::document(&image::libraries(&agent)?, &image::time_text(time)?)?;
+    let mut of_debian = image::libraries(&agent)?;
+    // Of the package that wrote the certificates.
+    of_debian.push("/usr/sbin/update-ca-certificates".into());
+    let bom = sbom::document(&of_debian, &image::time_text(time)?)?;
     write(&out.join(format!("roomtrace-{VERSION}.cdx.json")), bom.as_bytes())?;
     std::fs::remove_file(&agent)?;
     let sums = checksums(&out)?;
@@ -86,6 +92,9 @@ fn pack_image(agent: &Path, time: u64) -> Result<Vec<u8>> {
     let mut entries = image::root(&[("usr/bin/roomtrace", agent)])?;
     entries.extend(["usr/share", "usr/share/doc", "usr/share/doc/roomtrace"].map(Entry::directory));
     entries.push(license);
+    // `roomtrace rooms` and its like build an HTTPS client, which refuses to be without.
+    entries.extend(["etc/ssl", "etc/ssl/certs"].map(Entry::directory));
+    entries.push(Entry::file(&CERTIFICATES[1..], CERTIFICATES));
     image::archive(&image::Image {
         name: &image_name(),
         entries,

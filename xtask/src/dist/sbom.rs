@@ -35,7 +35,9 @@ pub(crate) fn document(libraries: &[PathBuf], time: &str) -> Result<String> {
         });
         if let Some(license) = package["license"].as_str() {
             // Before SPDX a slash meant a choice.
-            component["licenses"] = json!([{"expression": license.replace('/', " OR ")}]);
+            let expression = license.replace('/', " OR ");
+            let words: Vec<&str> = expression.split_whitespace().collect();
+            component["licenses"] = json!([{"expression": words.join(" ")}]);
         }
         if let Some(checksum) = checksums.get(&name) {
             component["hashes"] = json!([{"alg": "SHA-256", "content": checksum}]);
