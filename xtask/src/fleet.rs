@@ -53,12 +53,6 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     }
 }
 
-/// Runs it as one of the tests. Returns why it could not be.
-pub(crate) fn as_test() -> Result<Vec<String>> {
-    let why = fleet(&Args { agent: None, outage: 20 })?;
-    Ok(why.map(|why| format!("fleet: {why}")).into_iter().collect())
-}
-
 /// A host with its agent.
 struct Site<'a> {
     host: &'a Host,
@@ -193,7 +187,9 @@ impl Site<'_> {
         let mut rooms = Rooms::new();
         for event in lines(whole) {
             let event = event?;
-            let (Some(room), Some(trace)) = (event["room"].as_str(), event["trace_id"].as_str()) else { continue };
+            let (Some(room), Some(trace)) = (event["room"].as_str(), event["trace_id"].as_str()) else {
+                continue;
+            };
             if before.contains(room) {
                 continue;
             }
@@ -260,10 +256,10 @@ impl Fleet<'_> {
         for (site, rooms) in self.sites.iter().zip(rooms) {
             for (room, told) in rooms.iter().filter(|(_, told)| told.pinned) {
                 let spans = traces.get(&told.trace).map_or(&[][..], Vec::as_slice);
-                let has = |name: &str| {
-                    spans.iter().any(|span| span.host == site.host.id && span.name == name)
-                };
-                let error = spans.iter().any(|span| span.error.as_ref().is_some_and(|class| !class.is_empty()));
+                let has =
+                    |name: &str| spans.iter().any(|span| span.host == site.host.id && span.name == name);
+                let error =
+                    spans.iter().any(|span| span.error.as_ref().is_some_and(|class| !class.is_empty()));
                 if !has("room_pinned") || !error {
                     missing.push(format!("room {room}: no error span room_pinned of {}", site.host.name));
                 }
@@ -321,14 +317,22 @@ impl Fleet<'_> {
         })?;
         let mut both = 0;
         for room in &must {
-            let known: BTreeSet<&str> =
-                self.sites.iter().zip(&rooms).filter(|(_, of)| of.contains_key(room)).map(|(s, _)| s.host.id.as_str()).collect();
-            let trace = rooms.iter().find_map(|of| of.get(room)).context("a room that nobody told of")?.trace.clone();
+            let known: BTreeSet<&str> = self
+                .sites
+                .iter()
+                .zip(&rooms)
+                .filter(|(_, of)| of.contains_key(room))
+                .map(|(s, _)| s.host.id.as_str())
+                .collect();
+            let trace =
+                rooms.iter().find_map(|of| of.get(room)).context("a room that nobody told of")?.trace.clone();
             both += usize::from(known.len() == 2);
             eventually(PATIENCE, || {
                 let spans = traces::one(self.tiers.here(16686), &trace)?;
                 let wrote = traces::hosts(&spans);
-                Ok((wrote != known).then(|| format!("trace {trace} of room {room} has spans of {wrote:?}, not of {known:?}")))
+                Ok((wrote != known).then(|| {
+                    format!("trace {trace} of room {room} has spans of {wrote:?}, not of {known:?}")
+                }))
             })?;
         }
         ensure!(both > 0, "no pinned room was seen by both hosts");
@@ -372,11 +376,15 @@ impl Fleet<'_> {
         eventually(PATIENCE, || {
             share = self.share(rooms)?;
             let missing = share.missing.len();
-            Ok((missing > 0).then(|| format!("{missing} of {} views to be kept are not there", share.kept + missing)))
+            Ok((missing > 0)
+                .then(|| format!("{missing} of {} views to be kept are not there", share.kept + missing)))
         })?;
         ensure!(share.unasked.is_empty(), "kept for no reason: rooms {:?}", share.unasked);
         ensure!(share.kept > 0 && share.kept < share.all, "{} of {} views kept", share.kept, share.all);
-        self.say(&format!("of {} views of healthy rooms {} are kept, those of the share of {SHARE} %", share.all, share.kept));
+        self.say(&format!(
+            "of {} views of healthy rooms {} are kept, those of the share of {SHARE} %",
+            share.all, share.kept
+        ));
         Ok(())
     }
 
@@ -387,12 +395,19 @@ impl Fleet<'_> {
         eventually(PATIENCE, || {
             let data = self.prometheus.api(&format!("/api/v1/query?query={query}"))?;
             let count = data["result"][0]["value"][1].as_str().unwrap_or("0").to_owned();
-            Ok((count != closed.to_string()).then(|| format!("span metrics have counted {count} of {closed} ended views")))
+            Ok((count != closed.to_string())
+                .then(|| format!("span metrics have counted {count} of {closed} ended views")))
         })?;
-        let known: BTreeSet<&str> = rooms.iter().flat_map(Rooms::values).map(|told| told.trace.as_str()).collect();
-        for series in ["roomtrace_spans_duration_seconds_bucket", "roomtrace_room_phase_duration_seconds_bucket"] {
+        let known: BTreeSet<&str> =
+            rooms.iter().flat_map(Rooms::values).map(|told| told.trace.as_str()).collect();
+        for series in
+            ["roomtrace_spans_duration_seconds_bucket", "roomtrace_room_phase_duration_seconds_bucket"]
+        {
             let ids = self.prometheus.exemplars(series)?;
-            ensure!(ids.iter().any(|id| known.contains(id.as_str())), "exemplars of {series} lead to no room: {ids:?}");
+            ensure!(
+                ids.iter().any(|id| known.contains(id.as_str())),
+                "exemplars of {series} lead to no room: {ids:?}"
+            );
         }
         self.say(&format!("span metrics have counted all {closed} ended views; exemplars of agents and gateways lead to rooms' traces"));
         Ok(())
@@ -405,7 +420,8 @@ impl Fleet<'_> {
         [first, _second]: [Running; 2],
         [prefill_node, decode_node]: [Running; 2],
     ) -> Result<()> {
-        let before: BTreeSet<String> = self.rooms(&BTreeSet::new())?.iter().flat_map(|of| of.keys().cloned()).collect();
+        let before: BTreeSet<String> =
+            self.rooms(&BTreeSet::new())?.iter().flat_map(|of| of.keys().cloned()).collect();
         let mut workload = self.workload("disturbed", std::process::id().wrapping_add(1 << 20))?;
         workload.begin()?;
         eventually(PATIENCE, || {
@@ -430,7 +446,10 @@ impl Fleet<'_> {
             "otelcol_exporter_queue_size{{exporter=\"load_balancing\", instance=\"{}\"}}",
             self.sites[0].host.at(8888)
         ))?;
-        self.say(&format!("{} s later {pins} pins were told, {waiting} bytes wait on the prefill host's disk", outage.as_secs()));
+        self.say(&format!(
+            "{} s later {pins} pins were told, {waiting} bytes wait on the prefill host's disk",
+            outage.as_secs()
+        ));
         let _gateway = self.tiers.gateway(1)?;
         let _node = self.tiers.node(self.sites[1].host)?;
         jaeger.thaw()?;
@@ -457,7 +476,8 @@ impl Fleet<'_> {
     /// Only what the killed gateway had in memory may be lost: views that ended before it was killed and less than the wait
     /// for a decision ago.
     fn lost(&self, share: &Share, killed_at: &str, in_memory: &str) -> Result<()> {
-        let late = share.missing.iter().find(|event| event["closed_at"].as_str().is_some_and(|at| at > killed_at));
+        let late =
+            share.missing.iter().find(|event| event["closed_at"].as_str().is_some_and(|at| at > killed_at));
         if let Some(event) = late {
             bail!("room {} ended after the gateway was killed and is lost all the same", event["room"]);
         }

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
-use crate::{demo, ebpf, fleet, install, live, prometheus};
+use crate::{demo, ebpf, install, live, prometheus};
 
 /// Debian packages that tests need: libzmq for the workload, tcpdump and tshark as independent witnesses.
 const PACKAGES: &[&str] =
@@ -42,8 +42,6 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         skipped.extend(demo::as_test()?);
         step("live checks");
         skipped.extend(live::as_test()?);
-        step("fleet");
-        skipped.extend(fleet::as_test()?);
     }
     if !skipped.is_empty() {
         eprintln!("\n{} TESTS COULD NOT RUN HERE:", skipped.len());

@@ -87,7 +87,8 @@ mod tests {
 
     #[test]
     fn the_share_is_a_share() {
-        let kept = (0..4000_u128).filter(|n| shared(&format!("{:032x}", n * 0x9e37_79b9_7f4a_7c15), 25)).count();
+        let kept =
+            (0..4000_u128).filter(|n| shared(&format!("{:032x}", n * 0x9e37_79b9_7f4a_7c15), 25)).count();
         assert!((850..1150).contains(&kept), "{kept}");
     }
 }
