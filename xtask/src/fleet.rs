@@ -53,12 +53,6 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     }
 }
 
-/// Runs it as one of the tests. Returns why it could not be.
-pub(crate) fn as_test() -> Result<Vec<String>> {
-    let why = fleet(&Args { agent: None, outage: 20 })?;
-    Ok(why.map(|why| format!("fleet: {why}")).into_iter().collect())
-}
-
 /// A host with its agent.
 struct Site<'a> {
     host: &'a Host,
