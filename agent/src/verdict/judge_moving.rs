@@ -33,7 +33,7 @@ pub(super) fn evidence(f: &Facts, j: &Judgement, lines: &mut Vec<String>) {
         "no other room of its engine was handed over in that time: it may be this one's KV cache, slow and healthy".to_owned()
     } else {
         format!(
-            "the {} other rooms that its engine hands over are overdue as well: one of them moves, and it may be this one",
+            "every other room that its engine hands over ({}) is overdue as well: one of them moves, and it may be this one",
             m.others
         )
     };

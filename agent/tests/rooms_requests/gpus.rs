@@ -248,7 +248,7 @@ fn two_overdue_rooms_do_not_explain_each_other() {
     for room in [ROOM, ROOM + 1] {
         let v = w.verdict(room);
         assert_eq!(v.confidence, Confidence::Possible, "{:?}", v.evidence);
-        assert!(says(&v, "the 1 other rooms"), "{:?}", v.evidence);
+        assert!(says(&v, "(1) is overdue as well"), "{:?}", v.evidence);
     }
     // One of them was it.
     w.status(ROOM + 1, &prefill(0), &decode(0), KvPoll::Success);
