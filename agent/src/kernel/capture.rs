@@ -268,11 +268,11 @@ impl Capture {
     /// that the ring is empty. Events of one socket come in the order in which they were recorded. Nothing is
     /// allocated, and the bytes are borrowed from the ring.
     pub fn drain(&mut self, budget: usize, sink: &mut impl FnMut(Event<'_>)) -> usize {
-        let (mut taken, asked) = (0, self.namespace);
+        let mut taken = 0;
         while taken < budget {
             let Some(item) = self.ring.next() else { break };
             match record::decode(&item) {
-                Some(event) if elsewhere(asked, &event) => {}
+                Some(event) if elsewhere(&event, self.namespace) => {}
                 Some(event) => {
                     self.ask.note(&event);
                     sink(event);
@@ -530,11 +530,6 @@ fn choose(
     }
 }
 
-/// Whether an event is of another network namespace than the one that was asked for.
-fn elsewhere(asked: Option<u32>, event: &Event<'_>) -> bool {
-    matches!((asked, event), (Some(asked), Event::Socket(of)) if of.netns != asked)
-}
-
 fn settings(config: &CaptureConfig) -> Result<Settings, KernelError> {
     let refuse = |setting, why: String| Err(KernelError::Setting { setting, why });
     if !config.ring_bytes.is_power_of_two() || !(64 << 10..=1 << 30).contains(&config.ring_bytes) {
@@ -588,6 +583,11 @@ fn prefix(comm: &str) -> Option<Prefix> {
 }
 
 /// Whether an update was refused because the table is full.
+/// Whether it is of another network namespace than the one that was asked for.
+fn elsewhere(event: &Event<'_>, asked: Option<u32>) -> bool {
+    matches!((asked, event), (Some(asked), Event::Socket(of)) if of.netns != asked)
+}
+
 fn is_full(error: &MapError) -> bool {
     matches!(error, MapError::SyscallError(e) if e.io_error.raw_os_error() == Some(libc::E2BIG))
 }
