@@ -147,7 +147,7 @@ fn hostile(number: u64) -> RoomSnapshot {
     for party in [&mut verdict.owed_by, &mut verdict.act_on] {
         let party = party.as_mut().unwrap();
         party.rank_names = Some(evil().into());
-        party.place = Some(Arc::new(Place { container: Some(evil()), pod_uid: Some(evil()) }));
+        party.place = Some(Arc::new(Place { container: Some(evil()), pod_uid: Some(evil()), name: None }));
         party.task.as_mut().unwrap().comm = comm(b"<script>x\x1b[\xff</");
     }
     verdict.evidence = vec![evil()];
@@ -199,6 +199,8 @@ fn everything(number: u64) -> RoomSnapshot {
         end: at(5),
         failed: false,
         stages: vec![stage],
+        untimed: false,
+        doubted: Vec::new(),
     }];
     let stretch =
         |link| Stretch { link, source: Source::Counters, from: at(1), to: at(9), out: 1 << 30, into: 0 };

@@ -268,7 +268,7 @@ impl Capture {
     /// that the ring is empty. Events of one socket come in the order in which they were recorded. Nothing is
     /// allocated, and the bytes are borrowed from the ring.
     pub fn drain(&mut self, budget: usize, sink: &mut impl FnMut(Event<'_>)) -> usize {
-        let (mut taken, asked) = (0, self.namespace);
+        let mut taken = 0;
         while taken < budget {
             let Some(item) = self.ring.next() else { break };
             match record::decode(&item) {
@@ -528,11 +528,6 @@ fn choose(
             Err(KernelError::NoHook { refused })
         }
     }
-}
-
-/// Whether an event is of another network namespace than the one that was asked for.
-fn elsewhere(asked: Option<u32>, event: &Event<'_>) -> bool {
-    matches!((asked, event), (Some(asked), Event::Socket(of)) if of.netns != asked)
 }
 
 fn settings(config: &CaptureConfig) -> Result<Settings, KernelError> {
