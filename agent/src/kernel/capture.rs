@@ -530,6 +530,11 @@ fn choose(
     }
 }
 
+/// Whether an event is of another network namespace than the one that was asked for.
+fn elsewhere(asked: Option<u32>, event: &Event<'_>) -> bool {
+    matches!((asked, event), (Some(asked), Event::Socket(of)) if of.netns != asked)
+}
+
 fn settings(config: &CaptureConfig) -> Result<Settings, KernelError> {
     let refuse = |setting, why: String| Err(KernelError::Setting { setting, why });
     if !config.ring_bytes.is_power_of_two() || !(64 << 10..=1 << 30).contains(&config.ring_bytes) {
