@@ -268,7 +268,7 @@ impl Capture {
     /// that the ring is empty. Events of one socket come in the order in which they were recorded. Nothing is
     /// allocated, and the bytes are borrowed from the ring.
     pub fn drain(&mut self, budget: usize, sink: &mut impl FnMut(Event<'_>)) -> usize {
-        let mut taken = 0;
+        let (mut taken, asked) = (0, self.namespace);
         while taken < budget {
             let Some(item) = self.ring.next() else { break };
             match record::decode(&item) {
