@@ -1,6 +1,8 @@
 //! Which rooms a person sees first, and how many there are.
 
+use roomtrace::event::{Direction, TcpState};
 use roomtrace::rooms::Config;
+use roomtrace::sglang::message::KvPoll;
 use roomtrace::verdict::model::Confidence;
 
 use super::rooms_support::*;
@@ -15,10 +17,15 @@ fn pinned_rooms_come_surest_first_and_then_by_age_and_others_by_age() {
         w.metadata(ROOM + n, &decode(0), &prefill(0));
         w.wait(100);
     }
-    // Of this one a second METADATA does.
-    w.ask(ROOM + 9, &decode(1), &prefill(1), |m| m.aux_index = Some(1));
-    w.wait(100);
-    w.ask(ROOM + 9, &decode(1), &prefill(1), |m| m.aux_index = Some(2));
+    // The status of this one was lost with its connection.
+    let (p, d) = (prefill(1), decode(1));
+    w.metadata(ROOM + 8, &d, &p);
+    w.status(ROOM + 8, &p, &d, KvPoll::Success);
+    let una = w.sent_to(&p, &d);
+    w.acknowledge(&p, &d, una);
+    w.metadata(ROOM + 9, &d, &p);
+    w.tell(ROOM + 9, &p, &d, KvPoll::Success, false);
+    w.state(&p, &d, Direction::Sent, TcpState::Established, TcpState::Close, 104);
     w.to(30_000);
     for n in [7, 6, 5] {
         w.metadata(ROOM + n, &decode(0), &prefill(0));
@@ -30,13 +37,13 @@ fn pinned_rooms_come_surest_first_and_then_by_age_and_others_by_age() {
     let sure = |r: &roomtrace::rooms::model::RoomSnapshot| r.verdict.as_ref().unwrap().confidence;
     assert_eq!(
         first.pinned.iter().map(sure).collect::<Vec<_>>(),
-        [Confidence::Likely, Confidence::Possible, Confidence::Possible]
+        [Confidence::Certain, Confidence::Possible, Confidence::Possible]
     );
     assert_eq!((rooms(&first.pinned), rooms(&first.oldest)), (vec![9, 2, 1], vec![7, 6, 5]));
-    assert_eq!((first.pinned_count, first.others_count), ([2, 1, 0], 3));
+    assert_eq!((first.pinned_count, first.others_count), ([2, 0, 1], 3));
     let fewer = w.table.overview(2, 1);
     assert_eq!((rooms(&fewer.pinned), rooms(&fewer.oldest)), (vec![9, 2], vec![7]));
-    assert_eq!((fewer.pinned_count, fewer.others_count), ([2, 1, 0], 3), "counts are of all");
+    assert_eq!((fewer.pinned_count, fewer.others_count), ([2, 0, 1], 3), "counts are of all");
 }
 
 #[test]
