@@ -245,17 +245,16 @@ fn a_person_sorts_filters_explains_resizes_and_quits() {
     pane.keys(&["Escape"]);
     pane.wait("all again", |s| s.contains("rooms: all by urgency (9)"));
 
-    // What `explain` prints, line by line where there is space.
+    // What `explain` prints.
     let explained = roomtrace(&["explain", ROOM, "--api", &agent.api()], &[]);
     let explained = String::from_utf8(explained.stdout).unwrap();
     pane.resize(230, 60);
     pane.keys(&["Enter"]);
     let screen =
         pane.wait("the explanation", |s| s.contains("why: receiver_silent") && s.contains("Esc back"));
-    let shown: Vec<&str> = screen.lines().skip(1).map(str::trim_end).collect();
-    for (line, on_screen) in explained.lines().zip(&shown).skip(1) {
-        assert_eq!(line.trim_end(), *on_screen, "{screen}");
-    }
+    // Words, since the longest lines are longer than the screen is wide.
+    let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(words(&screen).contains(&words(&explained)), "{screen}\n{explained}");
     assert!(explained.lines().count() > 20, "{explained}");
     pane.resize(40, 10);
     pane.keys(&["G"]);
