@@ -257,6 +257,7 @@ fn a_person_sorts_filters_explains_resizes_and_quits() {
     assert!(words(&screen).contains(&words(&explained)), "{screen}\n{explained}");
     assert!(explained.lines().count() > 20, "{explained}");
     pane.resize(40, 10);
+    pane.wait("it drawn at 40x10", |s| s.lines().any(|l| l.trim_end().ends_with("PINNED certain")));
     pane.keys(&["G"]);
     pane.wait("its end at 40x10", |s| s.lines().count() <= 10 && s.contains(": yes"));
     pane.keys(&["Escape"]);
