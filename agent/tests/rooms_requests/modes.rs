@@ -241,6 +241,10 @@ fn a_room_of_another_decode_engine_hides_nothing() {
     w.metadata(ROOM, &decode(0), &prefill(0));
     w.status(ROOM, &prefill(0), &decode(0), KvPoll::Success);
     w.metadata(ROOM + 1, &decode(1), &prefill(0));
+    // One that only its request tells of.
+    let place = "10.0.0.2:30001".parse().unwrap();
+    let connection = w.connection(place, true, Some(task(95)));
+    w.ask_on(connection, true, &work(&[ROOM + 2], "r-2"));
     transfers(&mut w, 60, 1);
     assert!(found(&w, Class::ConcludedButHeld).is_some());
 }

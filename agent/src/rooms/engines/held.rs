@@ -17,13 +17,15 @@ impl RoomTable {
     /// Requests in decode's transfer queue that no room known here explains.
     pub(super) fn held_at_decode(&self, gauges: &EngineGauges) -> u64 {
         let Some(counted) = gauges.inflight.filter(|n| *n > 0 && !gauges.stale) else { return 0 };
-        let others = |id| {
-            let server = self.peers.get(id).and_then(|e| self.server_of(e.task?.tgid));
-            server.is_some_and(|server| server != gauges.server)
-        };
+        let other = |server: u32| server != gauges.server;
+        let rank = |id| self.peers.get(id).and_then(|e| self.server_of(e.task?.tgid)).is_some_and(other);
+        // A rank that nothing was sent to is not known by its process; the engine that got the request is.
+        let asked =
+            |r: &Room| r.leg(Role::Decode).and_then(|l| self.engines.get(l.engine)?.pid).is_some_and(other);
         let open = |r: &&Room| {
             let mut ranks = r.links.iter().map(|l| l.decode).chain([r.home.1]);
-            r.has_decode && r.progress(Role::Decode).terminal.is_none() && !ranks.any(others)
+            let elsewhere = ranks.any(rank) || asked(r);
+            r.has_decode && r.progress(Role::Decode).terminal.is_none() && !elsewhere
         };
         counted.saturating_sub(self.rooms.iter().filter(open).count() as u64)
     }
