@@ -39,7 +39,7 @@ impl Agent {
             while !stopped.load(Ordering::Relaxed) {
                 match listener.accept() {
                     Ok((stream, _)) if muted.load(Ordering::Relaxed) => held.push(stream),
-                    Ok((stream, _)) => serve(stream, &looked),
+                    Ok((stream, _)) => serve(&stream, &looked),
                     Err(_) => std::thread::sleep(Duration::from_millis(5)),
                 }
             }
@@ -64,10 +64,10 @@ impl Drop for Agent {
 }
 
 /// One question, one answer. What cannot be written is the other side's affair.
-fn serve(stream: TcpStream, looks: &AtomicU64) {
+fn serve(mut stream: &TcpStream, looks: &AtomicU64) {
     stream.set_nonblocking(false).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
-    let mut lines = BufReader::new(&stream).lines().map_while(Result::ok);
+    let mut lines = BufReader::new(stream).lines().map_while(Result::ok);
     let first = lines.next().unwrap_or_default();
     lines.find(String::is_empty);
     let path = first.split(' ').nth(1).unwrap_or_default();
@@ -95,8 +95,8 @@ fn serve(stream: TcpStream, looks: &AtomicU64) {
         _ => (404, "{\"error\": \"no such page\"}".to_owned()),
     };
     let head = format!("HTTP/1.1 {status} X\r\nContent-Length: {}\r\nConnection: close\r\n\r\n", body.len());
-    drop((&stream).write_all(head.as_bytes()));
-    drop((&stream).write_all(body.as_bytes()));
+    drop(stream.write_all(head.as_bytes()));
+    drop(stream.write_all(body.as_bytes()));
 }
 
 fn roomtrace(args: &[&str], environment: &[(&str, &str)]) -> Output {

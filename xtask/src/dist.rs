@@ -9,6 +9,7 @@ mod deb;
 pub(crate) mod image;
 mod sbom;
 
+use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -75,12 +76,11 @@ pub(crate) fn make(args: &Args) -> Result<Made> {
 
 /// The agent without what only debuggers read.
 fn agent(args: &Args, out: &Path) -> Result<PathBuf> {
-    let built = match &args.agent {
-        Some(given) => given.clone(),
-        None => {
-            install::cargo(&["build", "--quiet", "--release", "--package", "roomtrace"])?;
-            install::target().join("release/roomtrace")
-        }
+    let built = if let Some(given) = &args.agent {
+        given.clone()
+    } else {
+        install::cargo(&["build", "--quiet", "--release", "--package", "roomtrace"])?;
+        install::target().join("release/roomtrace")
     };
     let stripped = out.join("roomtrace");
     install::run(Command::new("strip").arg("-o").arg(&stripped).arg(&built))?;
@@ -137,7 +137,7 @@ fn checksums(out: &Path) -> Result<String> {
     let mut sums = String::new();
     for (name, file) in below(out)? {
         let bytes = std::fs::read(&file).with_context(|| format!("read {}", file.display()))?;
-        sums += &format!("{}  {name}\n", sha256(&bytes)?);
+        let _ = writeln!(sums, "{}  {name}", sha256(&bytes)?);
     }
     Ok(sums)
 }

@@ -105,7 +105,7 @@ fn fleet(args: &Args) -> Result<Option<String>> {
     for (n, gateway) in gateways.iter().enumerate() {
         fleet.say(&format!("gateway {} has {} MB of memory", n + 1, gateway.memory()? / 1_000_000));
     }
-    fleet.disturbed(Duration::from_secs(args.outage), jaeger, gateways, nodes)?;
+    fleet.disturbed(Duration::from_secs(args.outage), &jaeger, gateways, nodes)?;
     for site in fleet.sites {
         site.agent.stop()?;
     }
@@ -416,7 +416,7 @@ impl Fleet<'_> {
     fn disturbed(
         &self,
         outage: Duration,
-        jaeger: Running,
+        jaeger: &Running,
         [first, _second]: [Running; 2],
         [prefill_node, decode_node]: [Running; 2],
     ) -> Result<()> {

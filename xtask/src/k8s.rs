@@ -34,7 +34,7 @@ const NAMESPACE: &str = "roomtrace";
 /// Port of the chart's default values.
 const PORT: u16 = 9713;
 
-/// CAP_PERFMON and CAP_BPF (38 and 39 in `include/uapi/linux/capability.h`): all that the chart grants.
+/// `CAP_PERFMON` and `CAP_BPF` (38 and 39 in `include/uapi/linux/capability.h`): all that the chart grants.
 const CAPABILITIES: &str = "000000c000000000";
 
 /// How long a page of alerts is kept while an agent is away (`keep_firing_for` of the rule).

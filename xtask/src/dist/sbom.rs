@@ -1,4 +1,4 @@
-//! What the agent is made of, as CycloneDX 1.6 JSON: every crate that is compiled into it, from cargo's own account, with version,
+//! What the agent is made of, as `CycloneDX` 1.6 JSON: every crate that is compiled into it, from cargo's own account, with version,
 //! license and the checksum of Cargo.lock; and the Debian packages whose libraries are in the image.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -94,7 +94,7 @@ impl Pods {
 
 /// Every other one runs as another user than the agent.
 fn pod(n: usize, name: &str) -> String {
-    let user = if n % 2 == 0 { 0 } else { 1000 };
+    let user = if n.is_multiple_of(2) { 0 } else { 1000 };
     format!(
         "apiVersion: v1\n\
          kind: Pod\n\
