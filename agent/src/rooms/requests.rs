@@ -57,8 +57,6 @@ struct Open {
     rooms: SmallVec<[(u32, u32); 1]>,
     /// Those of its rooms that have closed, as they are kept: decode still writes when the KV cache has long been handed over.
     closed: SmallVec<[u64; 1]>,
-    /// It has no rooms but those.
-    all: bool,
 }
 
 /// A request that has been asked for, before its rooms are looked at.
@@ -162,7 +160,7 @@ impl RoomTable {
         }
         self.http.places += rooms.len();
         let slots: SmallVec<[u32; 1]> = rooms.iter().map(|(slot, _)| *slot).collect();
-        self.http.open.insert(key, Open { begun: at, engine, rooms, closed: SmallVec::new(), all: complete });
+        self.http.open.insert(key, Open { begun: at, engine, rooms, closed: SmallVec::new() });
         for slot in slots {
             self.place_requests(slot, at);
             self.settle(slot, at, out);
@@ -373,7 +371,6 @@ impl RoomTable {
             engine,
             rooms: SmallVec::new(),
             closed: SmallVec::new(),
-            all: leg.all,
         });
         open.rooms.push((slot, generation));
         self.http.places += 1;

@@ -100,9 +100,8 @@ impl RoomTable {
 
     /// Whether one of them is not over at prefill, or may not be because not all were seen.
     fn siblings_open(&self, room: &Room) -> bool {
-        let key = room.leg(Role::Prefill).map(|l| l.key);
-        let all = key.and_then(|key| self.http.open.get(&key)).is_none_or(|open| open.all);
-        !all || self.siblings(room).any(|r| r.progress(Role::Prefill).terminal.is_none())
+        room.leg(Role::Prefill).is_some_and(|l| !l.all)
+            || self.siblings(room).any(|r| r.progress(Role::Prefill).terminal.is_none())
     }
 
     /// When the last of them was.
