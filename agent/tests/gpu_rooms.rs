@@ -227,6 +227,18 @@ fn a_split_gpu_shows_bytes_and_raises_nothing() {
 }
 
 #[test]
+fn a_link_that_nothing_tells_of_raises_nothing() {
+    let driver = Driver::new(&script("0.gpm=1\n0.c2c=1\n"));
+    let mut live = Live::of(&driver);
+    live.begin();
+    live.lasts(7);
+    assert_eq!(live.confidence(), Some(Confidence::Possible));
+    let standing = live.readers.standing();
+    let not_read = &standing.gpus.values().next().unwrap().not_read;
+    assert!(not_read.contains_key("c2c") && !not_read.contains_key("nvlink"), "{not_read:?}");
+}
+
+#[test]
 fn no_driver_at_all_says_nothing() {
     let nowhere = Settings { lib_path: Some("/nowhere/libnvidia-ml.so.1".into()), ..Settings::default() };
     let mut live = Live::new(&nowhere);

@@ -216,6 +216,34 @@ impl Gpu {
         (self.device.max_pcie_link_gen().ok(), self.device.max_pcie_link_width().ok())
     }
 
+    /// Whether any of its `NVLink`s is up.
+    pub(super) fn nvlink(&self) -> Result<bool, Refused> {
+        for link in 0..c::NVML_NVLINK_MAX_LINKS {
+            let mut state = c::nvmlEnableState_enum_NVML_FEATURE_DISABLED;
+            match call!(self.nvml, nvmlDeviceGetNvLinkState(self.handle(), link, &raw mut state)) {
+                Ok(()) if state == c::nvmlEnableState_enum_NVML_FEATURE_ENABLED => return Ok(true),
+                Ok(()) => {}
+                // It has none, or no more than those asked so far.
+                Err(Refused::NotSupported | Refused::Code(c::nvmlReturn_enum_NVML_ERROR_INVALID_ARGUMENT)) => {
+                    return Ok(false);
+                }
+                Err(refused) => return Err(refused),
+            }
+        }
+        Ok(false)
+    }
+
+    /// Whether it is joined to the processor of a superchip.
+    pub(super) fn c2c(&self) -> Result<bool, Refused> {
+        let mut info = c::nvmlC2cModeInfo_v1_t { isC2cEnabled: 0 };
+        match call!(self.nvml, nvmlDeviceGetC2cModeInfoV(self.handle(), &raw mut info)) {
+            Ok(()) => Ok(info.isC2cEnabled != 0),
+            // A library that does not know of it is older than the first superchip (release 535).
+            Err(Refused::NotSupported | Refused::Missing) => Ok(false),
+            Err(refused) => Err(refused),
+        }
+    }
+
     /// `PCIe` rate of the last 20 ms, KB/s, one direction; takes as long.
     pub(super) fn throughput(&self, out: bool) -> Result<u32, Refused> {
         let counter = if out { PcieUtilCounter::Send } else { PcieUtilCounter::Receive };

@@ -334,6 +334,7 @@ fn read_gpu(
     let name = watched.name();
     send(readings, watched, Reading { at: monotonic(), index, what: What::Named(name.into()) });
     let mut listens = true;
+    sampler.links(&mut |at, what| listens &= send(readings, watched, Reading { at, index, what }));
     while listens && !pace.stopped() {
         let began = monotonic();
         sampler.turn(&mut |at, what| listens &= send(readings, watched, Reading { at, index, what }));

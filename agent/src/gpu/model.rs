@@ -47,6 +47,8 @@ pub struct Reading {
 pub enum What {
     /// The GPU is there, under this name.
     Named(Box<str>),
+    /// It has this link beside `PCIe`, or nobody can tell whether it does.
+    Has(Link),
     /// Bytes moved.
     Moved(Stretch),
     /// Share of time in which any kernel ran, percent, from this moment to [`Reading::at`].
@@ -242,6 +244,7 @@ impl Gpu {
                 }
                 self.name = Arc::from(&**name);
             }
+            What::Has(link) => self.quiet.has(*link),
             What::Moved(stretch) => self.moved(*stretch),
             What::Computed(from, percent) => {
                 if self.history.computed(*from, at, *percent) {

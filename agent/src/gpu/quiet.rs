@@ -44,12 +44,21 @@ impl Span {
 #[derive(Clone, Debug, Default)]
 pub struct Quiet {
     links: [Option<Span>; Link::ALL.len()],
+    /// Links that it is known to have.
+    has: [bool; Link::ALL.len()],
     computing: Option<Span>,
     /// Since the agent began, or since it took over from another: nothing but quiet was read.
     active: bool,
 }
 
 impl Quiet {
+    /// It has this link: as long as nobody reads it, nobody knows.
+    pub fn has(&mut self, link: Link) {
+        if let Some(has) = self.has.get_mut(link as usize) {
+            *has = true;
+        }
+    }
+
     /// Takes what moved.
     pub fn moved(&mut self, s: &Stretch) {
         if s.source == Source::Throughput {
@@ -74,8 +83,12 @@ impl Quiet {
     /// not measured.
     pub fn span(&self) -> Option<Span> {
         let [pcie, others @ ..] = self.links;
+        let [_, has @ ..] = self.has;
         let first = self.computing?.both(pcie?)?;
-        others.into_iter().flatten().try_fold(first, Span::both)
+        others.into_iter().zip(has).filter(|(read, has)| *has || read.is_some()).try_fold(
+            first,
+            |quiet, (read, _)| quiet.both(read?),
+        )
     }
 
     /// Whether anything else than quiet was ever read.
@@ -149,6 +162,15 @@ mod tests {
         assert_eq!(quiet.span(), Some(span(0, 100)), "NVLink was read no longer");
         moved(&mut quiet, Link::NvLink, 100, 200, 1 << 40);
         assert_eq!(quiet.span(), None);
+    }
+
+    #[test]
+    fn a_link_that_is_there_and_was_never_read_is_not_quiet() {
+        let mut quiet = quiet_until(100);
+        quiet.has(Link::C2c);
+        assert_eq!(quiet.span(), None);
+        moved(&mut quiet, Link::C2c, 50, 100, 0);
+        assert_eq!(quiet.span(), Some(span(50, 100)));
     }
 
     #[test]

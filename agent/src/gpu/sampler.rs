@@ -123,6 +123,8 @@ pub(super) struct Sampler {
     health: [Option<u64>; 2],
     lost: bool,
     narrow: bool,
+    /// Links that are there beside `PCIe`, or may be.
+    links: Vec<Link>,
     /// How the readings stand is another than was told last.
     changed: bool,
     watched: Watched,
@@ -161,8 +163,21 @@ impl Sampler {
             health: [None; 2],
             lost: false,
             narrow: false,
+            links: Vec::new(),
             changed: true,
             watched,
+        }
+    }
+
+    /// Tells which links it has beside `PCIe`: one that is there and cannot be read is not quiet. What the driver does not tell may be there.
+    pub(super) fn links(&mut self, out: &mut dyn FnMut(Mono, What)) {
+        let asked = [
+            (Link::NvLink, self.watched.call("nvmlDeviceGetNvLinkState", || self.gpu.nvlink())),
+            (Link::C2c, self.watched.call("nvmlDeviceGetC2cModeInfoV", || self.gpu.c2c())),
+        ];
+        self.links = asked.into_iter().filter(|(_, has)| *has != Ok(false)).map(|(link, _)| link).collect();
+        for link in &self.links {
+            out(monotonic(), What::Has(*link));
         }
     }
 
@@ -475,7 +490,7 @@ impl Sampler {
 
     /// Writes down how the readings stand.
     fn tell(&self) {
-        let refused =
+        let mut refused: BTreeMap<&str, String> =
             self.abilities.iter().filter_map(|(ask, a)| Some((ask.label(), a.refused.clone()?))).collect();
         let source = |link: Link, counts: bool| {
             if self.gpm_tells(link) && self.gpm_has.is_some() {
@@ -493,6 +508,9 @@ impl Sampler {
             (Link::NvLink, source(Link::NvLink, nvlink)),
             (Link::C2c, source(Link::C2c, false)),
         ];
+        for (link, _) in sources.iter().filter(|(link, source)| source.is_none() && self.links.contains(link)) {
+            refused.insert(link.label(), "it is there, or may be, and nothing tells what moves on it".to_owned());
+        }
         self.watched.count(|s| {
             s.sources = sources.into();
             s.not_read = refused;

@@ -253,6 +253,29 @@ pub unsafe extern "C" fn nvmlDeviceGetPciInfo_v3(device: *mut c_void, to: *mut P
 }
 
 #[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceGetNvLinkState(device: *mut c_void, link: c_uint, to: *mut c_uint) -> Return {
+    of(device, "nvmlDeviceGetNvLinkState", |s, gpu| unsafe {
+        match s.of::<c_uint>(gpu, "nvlinks").unwrap_or(if s.has_nvlink(gpu) { 18 } else { 0 }) {
+            0 => NOT_SUPPORTED,
+            links if link >= links => INVALID_ARGUMENT,
+            links => {
+                // All but the last are down.
+                *to = c_uint::from(link + 1 == links);
+                OK
+            }
+        }
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceGetC2cModeInfoV(device: *mut c_void, to: *mut c_uint) -> Return {
+    of(device, "nvmlDeviceGetC2cModeInfoV", |s, gpu| unsafe {
+        *to = c_uint::from(s.is(gpu, "c2c"));
+        OK
+    })
+}
+
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetMigMode(
     device: *mut c_void,
     now: *mut c_uint,

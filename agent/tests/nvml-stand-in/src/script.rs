@@ -9,6 +9,8 @@
 //! | `delay.FUNCTION`, `N.delay.FUNCTION` | it takes so many milliseconds |
 //! | `N.uuid`, `N.name` | names |
 //! | `N.pcie_tx`, `N.pcie_rx`, `N.nvlink_tx`, `N.nvlink_rx` | bytes per second (0); no nvlink key: the GPU has none |
+//! | `N.nvlinks` | NVLinks it has, whose last is up (18 where it has an nvlink key, else 0) |
+//! | `N.c2c` | 1: joined to a processor by C2C, which no source tells of (0) |
 //! | `N.start_tx`, `N.start_rx` | the PCIe counters begin here (0) |
 //! | `N.bits` | 32 or 64: width of the PCIe counters (64) |
 //! | `N.generation` | of its PCIe link, which has 16 lanes (5) |
