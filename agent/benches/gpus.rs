@@ -63,7 +63,7 @@ fn reading(name: &str, kind: &str, busy: Duration) {
         (0..GPUS).map(|g| format!("{g}.{kind}\n{g}.pcie_tx=1e9\n{g}.nvlink_tx=1e9\n")).collect();
     let driver = Driver::new(&format!("gpus={GPUS}\n{rules}"));
     let readers = Readers::start(&Settings { busy, ..driver.settings() }).unwrap();
-    readers.set_busy(true);
+    readers.set_busy(u32::MAX);
     let calls = || readers.standing().gpus.values().map(|g| g.calls).sum::<u64>();
     // Until it is known what each of them has.
     std::thread::sleep(Duration::from_secs(2));

@@ -113,7 +113,7 @@ fn a_gpu_without_gpm_is_read_by_its_counters_also_around_their_end() {
         "0.generation=1\n0.bits=32\n0.start_tx=4227858432\n0.pcie_tx=2e8\n0.pcie_rx=0\n0.nvlink_tx=1e9\n",
     );
     let mut watch = start(&driver);
-    watch.readers.set_busy(true);
+    watch.readers.set_busy(u32::MAX);
     let begun = monotonic();
     let window = watch.whole(0);
     let rate = window.out as f64 / (window.to.since(window.from) as f64 / 1e9);

@@ -42,7 +42,7 @@ impl Live {
         // Readings go on by the machine's clock.
         world.outlives = false;
         let readers = Readers::start(settings).unwrap();
-        readers.set_busy(true);
+        readers.set_busy(u32::MAX);
         let process = EngineProcess {
             pid: rank.pid,
             server: rank.pid,

@@ -30,7 +30,7 @@ pub(super) fn doctor(config: &Config, as_json: bool) -> Outcome {
             .collect();
         let text = serde_json::to_string_pretty(&json!({
             "ok": failed == 0, "checks": list, "engines": engines_json(&found, obstacle.as_deref()),
-            "spans": spans_json(),
+            "spans": spans_json(&config.spans),
             "gpus": gpus::doctor_json(standing.as_ref()),
             "rdma": network::doctor_json(ports.as_ref()),
         }))
@@ -45,7 +45,7 @@ pub(super) fn doctor(config: &Config, as_json: bool) -> Outcome {
             }
         }
         engines_text(&mut out, &found, prefixes, obstacle.as_deref());
-        spans_text(&mut out);
+        spans_text(&mut out, &config.spans);
         gpus::doctor_text(&mut out, standing.as_ref());
         network::doctor_text(&mut out, ports.as_ref());
         let _ = writeln!(
@@ -109,29 +109,31 @@ fn engines_text(
     }
 }
 
-/// Addresses that the receiver of engines' spans has unless told otherwise, and why one cannot be had.
-fn span_addresses() -> impl Iterator<Item = (&'static str, SocketAddr, Option<String>)> {
-    let Spans { grpc, http, .. } = Spans::default();
+/// Addresses that the receiver of engines' spans is to have, and why one cannot be had.
+fn span_addresses(spans: &Spans) -> impl Iterator<Item = (&'static str, SocketAddr, Option<String>)> {
+    let Spans { grpc, http, .. } = *spans;
     let tried = |at: SocketAddr| std::net::TcpListener::bind(at).err().map(|e| e.to_string());
     [("grpc", grpc), ("http", http)].into_iter().filter_map(move |(name, at)| Some((name, at?, tried(at?))))
 }
 
-fn spans_json() -> serde_json::Value {
-    span_addresses()
+fn spans_json(spans: &Spans) -> serde_json::Value {
+    span_addresses(spans)
         .map(|(name, at, error)| (name.to_owned(), json!({"address": at.to_string(), "taken": error})))
         .collect::<serde_json::Map<_, _>>()
         .into()
 }
 
-/// That one is taken is no fault of the host: a collector mostly listens there.
-fn spans_text(out: &mut String) {
-    for (name, at, error) in span_addresses() {
+/// That one is taken is no fault of the host: a collector mostly listens there, or an agent that runs already.
+fn spans_text(out: &mut String, spans: &Spans) {
+    let when = if spans.enabled { "spans.enabled is set" } else { "spans.enabled is not set" };
+    for (name, at, error) in span_addresses(spans) {
         let _ = match error {
-            None => writeln!(out, "ok   engines' spans: {at} ({name}) can be had (spans.enabled)"),
+            None => writeln!(out, "ok   engines' spans: {at} ({name}) can be had ({when})"),
             Some(why) => writeln!(
                 out,
-                "--   engines' spans: {at} ({name}) cannot be had: {why}. With spans.enabled set spans.{name} to another address, \
-                 the engines' --otlp-traces-endpoint to that, and spans.forward.endpoint to whoever listens there"
+                "--   engines' spans: {at} ({name}) cannot be had: {why} ({when}). Unless it is an agent that runs already: with \
+                 spans.enabled set spans.{name} to another address, the engines' --otlp-traces-endpoint to that, and \
+                 spans.forward.endpoint to whoever listens there"
             ),
         };
     }

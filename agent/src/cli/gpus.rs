@@ -13,8 +13,9 @@ use crate::event::{Mono, SECOND};
 use crate::export::metrics::{GpuMetrics, MetricsSnapshot};
 use crate::gpu::model::{Gpu, Gpus, recovery_meaning, slowed, xid_meaning};
 use crate::gpu::windows::{Link, Source};
-use crate::gpu::{GpuStanding, Library, Readers, Settings, Standing, look_once as look};
+use crate::gpu::{GpuStanding, Library, Readers, Settings, Standing, gpu_bit, look_once as look};
 use crate::pipeline::Pipeline;
+use crate::rooms::RoomTable;
 use crate::rooms::model::Input;
 
 /// Readings taken in one turn.
@@ -54,9 +55,12 @@ impl GpuReaders {
     }
 
     /// What is due once a second: metrics, and how often to read.
-    pub(super) fn second(&self, at: Mono, busy: bool, gpus: &Gpus, snapshot: &mut MetricsSnapshot) {
+    pub(super) fn second(&self, at: Mono, busy: bool, rooms: &RoomTable, snapshot: &mut MetricsSnapshot) {
         let Some(readers) = &self.readers else { return };
-        readers.set_busy(busy);
+        let gpus = rooms.gpus();
+        // Where nobody knows whose rooms they are, it may be any.
+        let of = if busy { rooms.gpus_in_transfer().map_or(u32::MAX, bits) } else { 0 };
+        readers.set_busy(of);
         let standing = readers.standing();
         snapshot
             .capture_lost
@@ -86,6 +90,10 @@ impl GpuReaders {
         matches!(standing.nvml, Library::Loaded(_))
             .then_some("the GPU driver's library (NVML), whole devices")
     }
+}
+
+fn bits(gpus: impl Iterator<Item = u32>) -> u32 {
+    gpus.fold(0, |all, index| all | gpu_bit(index))
 }
 
 fn metrics(at: Mono, standing: &Standing, gpus: &Gpus) -> GpuMetrics {

@@ -182,7 +182,7 @@ impl Agent {
                 let mut snapshot = measurements(at, &self.pipeline, &self.capture, &self.identity, keeper);
                 self.spans.measure(&mut snapshot, &self.pipeline);
                 let busy = in_transfer(&snapshot);
-                self.gpus.second(at, busy, self.pipeline.rooms().gpus(), &mut snapshot);
+                self.gpus.second(at, busy, self.pipeline.rooms(), &mut snapshot);
                 self.network.second(busy, self.pipeline.rooms().network(), &mut snapshot);
                 self.prober.second(at, &mut self.pipeline, &mut snapshot);
                 self.exports.publish(snapshot);

@@ -17,7 +17,7 @@ pub mod windows;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::{self, Receiver, SyncSender, TrySendError};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, Thread};
@@ -85,7 +85,8 @@ pub struct Readers {
 /// What threads that read are to do.
 #[derive(Debug, Default)]
 pub(crate) struct Pace {
-    busy: AtomicBool,
+    /// A bit for each of what is read.
+    busy: AtomicU32,
     stop: AtomicBool,
     /// Threads that sleep between readings.
     sleepers: Mutex<Vec<Thread>>,
@@ -97,17 +98,17 @@ impl Pace {
         self.sleepers.lock().unwrap_or_else(PoisonError::into_inner).push(sleeper.clone());
     }
 
-    /// Whether any room is in transfer: then sleep is shorter.
-    pub(crate) fn set_busy(&self, busy: bool) {
-        if self.busy.swap(busy, Ordering::Relaxed) != busy && busy {
+    /// What any room is in transfer at, a bit for each: there sleep is shorter.
+    pub(crate) fn set_busy(&self, busy: u32) {
+        if busy & !self.busy.swap(busy, Ordering::Relaxed) != 0 {
             self.wake();
         }
     }
 
-    /// Sleeps until so long after `began` as `pause` says of now, or until there is no more to do.
+    /// Sleeps until so long after `began` as `pause` says of now (whether anything is busy), or until there is no more to do.
     pub(crate) fn sleep(&self, began: Instant, pause: impl Fn(bool) -> Duration) {
         while !self.stopped() {
-            let left = pause(self.busy.load(Ordering::Relaxed)).saturating_sub(began.elapsed());
+            let left = pause(self.busy.load(Ordering::Relaxed) != 0).saturating_sub(began.elapsed());
             if left.is_zero() {
                 return;
             }
@@ -115,10 +116,11 @@ impl Pace {
         }
     }
 
-    /// Sleeps until the moment that `due` says, or until there is no more to do.
-    fn sleep_until(&self, due: impl Fn(bool) -> Mono) {
+    /// Sleeps until the moment that `due` says (whether this one is busy), or until there is no more to do.
+    fn sleep_until(&self, index: u32, due: impl Fn(bool) -> Mono) {
+        let bit = gpu_bit(index);
         while !self.stopped() {
-            let left = due(self.busy.load(Ordering::Relaxed)).since(monotonic());
+            let left = due(self.busy.load(Ordering::Relaxed) & bit != 0).since(monotonic());
             if left == 0 {
                 return;
             }
@@ -140,6 +142,12 @@ impl Pace {
     fn wake(&self) {
         self.sleepers.lock().unwrap_or_else(PoisonError::into_inner).iter().for_each(Thread::unpark);
     }
+}
+
+/// The bit of a GPU in what [`Readers::set_busy`] takes.
+pub const fn gpu_bit(index: u32) -> u32 {
+    const { assert!(MAX_GPUS <= u32::BITS as usize) };
+    1_u32.rotate_left(index)
 }
 
 impl Drop for Readers {
@@ -174,9 +182,9 @@ impl Readers {
         self.readings.try_iter()
     }
 
-    /// Whether any room is in transfer: then readings are closer together.
-    pub fn set_busy(&self, busy: bool) {
-        self.pace.set_busy(busy);
+    /// At which GPUs any room is in transfer ([`gpu_bit`] of each): readings of those are closer together.
+    pub fn set_busy(&self, gpus: u32) {
+        self.pace.set_busy(gpus);
     }
 
     /// How the work stands.
@@ -338,7 +346,7 @@ fn read_gpu(
     while listens && !pace.stopped() {
         let began = monotonic();
         sampler.turn(&mut |at, what| listens &= send(readings, watched, Reading { at, index, what }));
-        pace.sleep_until(|busy| {
+        pace.sleep_until(index, |busy| {
             let pause = sampler.pause(settings, busy);
             let seldom = pause > settings.busy;
             next_turn(began, pause, if seldom { settings.busy * index } else { Duration::ZERO })

@@ -131,7 +131,7 @@ impl PortReaders {
 
     /// Whether any room is in transfer: then readings are closer together.
     pub fn set_busy(&self, busy: bool) {
-        self.pace.set_busy(busy);
+        self.pace.set_busy(busy.into());
     }
 
     /// How the work stands.

@@ -148,6 +148,23 @@ impl RoomTable {
         &self.gpus.known
     }
 
+    /// GPUs of the engines that hand over now, by the driver's numbers, with those of which it is not known whose they are; `None`: it is
+    /// known of no engine, or not of all, that it does.
+    pub fn gpus_in_transfer(&self) -> Option<impl Iterator<Item = u32> + '_> {
+        let engines = &self.gpus.engines;
+        let open = |m: &Moves| m.begun.count() > m.ended.count();
+        let servers: SmallVec<[u32; 8]> =
+            engines.iter().filter(|(_, m)| open(m)).map(|((server, _), _)| *server).collect();
+        if servers.is_empty() || engines.len() >= MAX_ENGINES {
+            return None;
+        }
+        let theirs = move |gpu: &Gpu| {
+            let held = |pid: u32| servers.iter().any(|server| self.same_engine(pid, *server));
+            gpu.holders().next().is_none() || gpu.holders().any(held)
+        };
+        Some(self.gpus.known.iter().filter(move |(_, gpu)| theirs(gpu)).map(|(index, _)| index))
+    }
+
     /// Begins or ends the time in which a side hands over.
     pub(crate) fn note_move(&mut self, slot: u32, role: Role, view: Progress) {
         if self.gpus.known.is_empty() && self.network.is_empty() {
