@@ -131,6 +131,24 @@ fn a_role_that_arguments_do_not_tell_is_what_the_engine_says() {
 }
 
 #[test]
+fn a_room_has_what_its_engine_said_in_numbers_while_it_was_open() {
+    let mut w = World::new(Sees::Prefill);
+    engine(&mut w, Some(Role::Prefill), 1);
+    let (p, d) = (prefill(0), decode(0));
+    // Before the room.
+    answers(&mut w, 15, |n| EngineGauges { progress: Some(n), ..gauges(0) });
+    w.wait(5000);
+    w.metadata(ROOM, &d, &p);
+    let begun = w.mono();
+    answers(&mut w, 45, |_| gauges(1));
+    let told = w.table.details(ROOM).remove(0).numbers;
+    let [first, rest @ ..] = &told[..] else { panic!("{told:?}") };
+    assert_eq!((first.role, first.inflight, first.moves), (Role::Prefill, Some(1), Some(true)), "{told:?}");
+    assert!(told.iter().all(|n| n.from >= begun), "{told:?}");
+    assert!(matches!(rest, [n] if n.moves == Some(false) && n.inflight == Some(1)), "{told:?}");
+}
+
+#[test]
 fn processes_are_bounded_and_the_ended_make_room() {
     let mut w = World::new(Sees::Prefill);
     let at = w.mono();

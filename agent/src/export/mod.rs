@@ -8,6 +8,7 @@ mod batches;
 pub mod clock;
 pub(crate) mod complaint;
 pub mod counters;
+mod engine_numbers;
 mod events;
 pub mod finding;
 mod gpu;

@@ -8,6 +8,7 @@ use serde::Serialize;
 use super::Identity;
 use super::batches::{BatchesJson, batches};
 use super::clock::Clock;
+use super::engine_numbers::{EngineNumbersJson, numbers};
 use super::gpu::{GpuJson, gpus};
 use super::network::{NetworkJson, network};
 use super::scheduled::{SchedulerJson, scheduler};
@@ -51,6 +52,9 @@ pub struct Record {
     network: Option<Vec<NetworkJson>>,
     /// What its prefill processes asked Mooncake to move for it; `null`: not probed.
     transfer_engine: Option<Vec<BatchesJson>>,
+    /// What its engines said in numbers while it was open; left out where they said nothing.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    engine_numbers: Vec<EngineNumbersJson>,
     /// The request behind it, where one was seen at an HTTP port of this host.
     request: Option<RequestJson>,
     /// What the engines' schedulers said of it by their spans.
@@ -269,6 +273,7 @@ impl Maker<'_> {
             gpu: gpus(s, self.clock),
             network: network(s, self.clock),
             transfer_engine: batches(s, self.clock),
+            engine_numbers: numbers(s, self.clock),
             request: s.request.as_ref().map(|r| self.request(r)),
             scheduler: scheduler(&s.scheduled, self.clock),
         }

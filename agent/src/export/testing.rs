@@ -80,6 +80,7 @@ pub(crate) fn room(number: u64) -> RoomSnapshot {
         gpus: Vec::new(),
         network: Vec::new(),
         batches: Vec::new(),
+        numbers: Vec::new(),
         messages: SmallVec::new(),
         messages_dropped: 0,
         verdict: None,

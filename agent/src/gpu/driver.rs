@@ -224,7 +224,9 @@ impl Gpu {
                 Ok(()) if state == c::nvmlEnableState_enum_NVML_FEATURE_ENABLED => return Ok(true),
                 Ok(()) => {}
                 // It has none, or no more than those asked so far.
-                Err(Refused::NotSupported | Refused::Code(c::nvmlReturn_enum_NVML_ERROR_INVALID_ARGUMENT)) => {
+                Err(
+                    Refused::NotSupported | Refused::Code(c::nvmlReturn_enum_NVML_ERROR_INVALID_ARGUMENT),
+                ) => {
                     return Ok(false);
                 }
                 Err(refused) => return Err(refused),

@@ -85,10 +85,11 @@ impl Quiet {
         let [pcie, others @ ..] = self.links;
         let [_, has @ ..] = self.has;
         let first = self.computing?.both(pcie?)?;
-        others.into_iter().zip(has).filter(|(read, has)| *has || read.is_some()).try_fold(
-            first,
-            |quiet, (read, _)| quiet.both(read?),
-        )
+        others
+            .into_iter()
+            .zip(has)
+            .filter(|(read, has)| *has || read.is_some())
+            .try_fold(first, |quiet, (read, _)| quiet.both(read?))
     }
 
     /// Whether anything else than quiet was ever read.

@@ -508,8 +508,12 @@ impl Sampler {
             (Link::NvLink, source(Link::NvLink, nvlink)),
             (Link::C2c, source(Link::C2c, false)),
         ];
-        for (link, _) in sources.iter().filter(|(link, source)| source.is_none() && self.links.contains(link)) {
-            refused.insert(link.label(), "it is there, or may be, and nothing tells what moves on it".to_owned());
+        for (link, _) in sources.iter().filter(|(link, source)| source.is_none() && self.links.contains(link))
+        {
+            refused.insert(
+                link.label(),
+                "it is there, or may be, and nothing tells what moves on it".to_owned(),
+            );
         }
         self.watched.count(|s| {
             s.sources = sources.into();

@@ -6,6 +6,7 @@ pub(crate) mod chart;
 pub(crate) mod explain;
 pub(crate) mod picture;
 pub(crate) mod plain;
+mod time_line;
 
 use serde_json::Value;
 

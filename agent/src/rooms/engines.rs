@@ -4,6 +4,7 @@
 //! Pure: no I/O, no clock (time is an argument). Bounded: `MAX_PROCESSES` processes and `MAX_ENGINES` engines; more are
 //! counted. One engine: `engine`; queue counts against rooms: `gauges`; engines of which nothing can be read: `blind`.
 
+mod answers;
 mod blind;
 mod engine;
 mod gauges;

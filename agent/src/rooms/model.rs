@@ -444,6 +444,40 @@ pub struct EngineGauges {
     pub error: Option<String>,
 }
 
+/// What an engine said of itself in answers of the same content, one after the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EngineNumbers {
+    /// What it is to the room.
+    pub role: Role,
+    /// The first of them.
+    pub from: Mono,
+    /// The last.
+    pub to: Mono,
+    /// How many.
+    pub answers: u32,
+    /// See [`EngineGauges::inflight`].
+    pub inflight: Option<u64>,
+    /// See [`EngineGauges::bootstrap`].
+    pub bootstrap: Option<u64>,
+    /// See [`EngineGauges::waiting`].
+    pub waiting: Option<u64>,
+    /// See [`EngineGauges::running`].
+    pub running: Option<u64>,
+    /// See [`EngineGauges::paused`].
+    pub paused: Option<u64>,
+    /// Whether [`EngineGauges::progress`] moved; `None`: not known.
+    pub moves: Option<bool>,
+    /// See [`EngineGauges::stale`].
+    pub stale: bool,
+}
+
+impl EngineNumbers {
+    /// In hand-over, before that, waiting, running, paused.
+    pub const fn counts(&self) -> [Option<u64>; 5] {
+        [self.inflight, self.bootstrap, self.waiting, self.running, self.paused]
+    }
+}
+
 /// How much of a room's life was seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Completeness {
@@ -633,6 +667,8 @@ pub struct RoomSnapshot {
     pub network: Vec<NetworkWindow>,
     /// What its processes on this host were seen to submit for it; none: nobody looked.
     pub batches: Vec<RoomBatches>,
+    /// What the room's engines said in numbers while it was open, of each in order; the latest.
+    pub numbers: Vec<EngineNumbers>,
     /// Its messages in order of arrival, bounded; `messages_dropped` more were not kept.
     pub messages: SmallVec<[MessageMark; 4]>,
     /// Messages not kept.

@@ -54,6 +54,7 @@ impl RoomTable {
             gpus,
             network,
             batches: self.room_batches(room),
+            numbers: self.numbers_of(room, room.opened_at, at),
             messages: SmallVec::new(),
             messages_dropped: room.marks_dropped,
             verdict: verdict.map(Box::new),

@@ -15,6 +15,7 @@ mod gpus;
 mod logs;
 mod metrics;
 mod network;
+mod numbers;
 mod queue;
 mod raw;
 mod resource;

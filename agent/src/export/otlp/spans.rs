@@ -12,7 +12,7 @@ use opentelemetry::{InstrumentationScope, KeyValue, SpanId, TraceId, Value};
 use opentelemetry_sdk::trace::{SpanData, SpanEvents, SpanLinks};
 
 use super::resource::ProcessKey;
-use super::{gpus, network, scheduled};
+use super::{gpus, network, numbers, scheduled};
 use crate::event::{Direction, Mono};
 use crate::export::phases::{PhaseSpan, phases};
 use crate::export::trace_id::{SpanName, trace_id};
@@ -230,6 +230,7 @@ impl<'a> Tracer<'a> {
         events.events = mine.take(EVENTS).map(|m| self.message(m)).collect();
         events.events.extend(gpus::events(self.room, role, |at| self.wall(at)));
         events.events.extend(network::events(self.room, role, |at| self.wall(at)));
+        events.events.extend(numbers::events(self.room, role, |at| self.wall(at)));
         let beyond = u32::try_from(total.saturating_sub(EVENTS)).unwrap_or(u32::MAX);
         events.dropped_count = beyond.saturating_add(self.room.messages_dropped);
         events

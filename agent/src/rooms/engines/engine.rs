@@ -9,9 +9,10 @@ use std::net::SocketAddr;
 use serde::{Deserialize, Serialize};
 
 use crate::event::{Mono, SECOND, Task};
+use crate::rooms::engines::answers::Answers;
 use crate::rooms::engines::blind::Sight;
 use crate::rooms::engines::gauges::Counts;
-use crate::rooms::model::{EngineGauges, Role};
+use crate::rooms::model::{EngineGauges, EngineNumbers, Role};
 use crate::rooms::requests::legs::RequestKey;
 
 /// Names an engine: its place among them, and above it how often that place was given to another.
@@ -127,6 +128,7 @@ pub(crate) struct Engine {
     pub(super) pauses: VecDeque<(Mono, Mono)>,
     pub(crate) told_paused: bool,
     pub(super) numbers: Option<Numbers>,
+    answers: Answers,
     /// Since when its host has its server process; `None`: it has none, or none any more.
     pub(super) since: Option<Mono>,
     pub(super) counts: Counts,
@@ -251,6 +253,8 @@ impl Engine {
             && g.inflight.is_some_and(|n| n >= 1)
             && g.waiting == Some(0)
             && g.running.unwrap_or(0) == 0;
+        let before = old.and_then(|n| n.progress).zip(g.progress);
+        self.answers.take(at, g, before.map(|(before, now)| before != now));
         let moved = match old {
             Some(n) if !same && n.progress.is_some() && g.progress.is_some() => Some(at),
             _ => old.and_then(|n| n.moved),
@@ -275,6 +279,11 @@ impl Engine {
         if g.waiting == Some(0) && g.bootstrap.unwrap_or(0) == 0 && !g.stale {
             keep(if whole { &mut self.clear } else { &mut self.clear_inside }, at, MAX_CLEAR);
         }
+    }
+
+    /// What it said from `from` to `to`, being this to a room.
+    pub(crate) fn said(&self, role: Role, from: Mono, to: Mono) -> impl Iterator<Item = EngineNumbers> + '_ {
+        self.answers.between(role, from, to)
     }
 
     /// Whether it has not computed for long since `from` although something is in flight; `Some(false)`: it computes; `None`: not

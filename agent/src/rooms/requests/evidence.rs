@@ -4,7 +4,7 @@
 
 use crate::event::{Mono, SECOND};
 use crate::rooms::engines::{Engine, EngineId, stood};
-use crate::rooms::model::{Connection, EngineGauges, LegEnd, Outcome, Role};
+use crate::rooms::model::{Connection, EngineGauges, EngineNumbers, LegEnd, Outcome, Role};
 use crate::rooms::peers::{EndpointId, NONE};
 use crate::rooms::requests::legs::Leg;
 use crate::rooms::room::{Progress, Room};
@@ -86,6 +86,13 @@ impl RoomTable {
         let [prefill, _] = self.engines_of(room);
         let engine = prefill.and_then(|id| self.engines.get(id));
         engine.map_or((false, None), |e| (e.may_compute(now, since), e.wrote(now)))
+    }
+
+    /// What the engines of this room said in numbers, from `from` to `to`.
+    pub(crate) fn numbers_of(&self, room: &Room, from: Mono, to: Mono) -> Vec<EngineNumbers> {
+        let engines = [Role::Prefill, Role::Decode].into_iter().zip(self.engines_of(room));
+        let known = engines.filter_map(|(role, id)| Some((role, self.engines.get(id?)?)));
+        known.flat_map(|(role, e)| e.said(role, from, to)).collect()
     }
 
     /// The other rooms of this room's request at prefill: it is answered when all of them are over.

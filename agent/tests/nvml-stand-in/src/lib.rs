@@ -253,7 +253,11 @@ pub unsafe extern "C" fn nvmlDeviceGetPciInfo_v3(device: *mut c_void, to: *mut P
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn nvmlDeviceGetNvLinkState(device: *mut c_void, link: c_uint, to: *mut c_uint) -> Return {
+pub unsafe extern "C" fn nvmlDeviceGetNvLinkState(
+    device: *mut c_void,
+    link: c_uint,
+    to: *mut c_uint,
+) -> Return {
     of(device, "nvmlDeviceGetNvLinkState", |s, gpu| unsafe {
         match s.of::<c_uint>(gpu, "nvlinks").unwrap_or(if s.has_nvlink(gpu) { 18 } else { 0 }) {
             0 => NOT_SUPPORTED,
