@@ -20,7 +20,7 @@ mod export_receiver;
 #[path = "../src/export/testing.rs"]
 mod testing;
 
-use export_receiver::{Answer, Receiver, certificates, resource_text, text, until};
+use export_receiver::{Answer, Certificates, Receiver, certificates, resource_text, text, until};
 use testing::{EPOCH, closed, full_snapshot, identity, life, pinned};
 
 const GRACE: Duration = Duration::from_secs(30);
@@ -185,14 +185,7 @@ async fn tls_trusts_the_given_authority_and_no_other() {
     let (right, wrong) = (file("right.pem", &mine.ca), file("wrong.pem", &other.ca));
     for http in [false, true] {
         let receiver = Receiver::default();
-        let port = if http {
-            receiver.https_here(&mine).await.port()
-        } else {
-            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-            let port = listener.local_addr().unwrap().port();
-            receiver.clone().serve_grpc(listener, Some(&mine), 4 << 20);
-            port
-        };
+        let port = receiver.tls_here(http, &mine).await;
         let protocol = Some(if http { Protocol::HttpProtobuf } else { Protocol::Grpc });
         let config = |ca: &std::path::Path| OtlpConfig {
             protocol,
@@ -209,6 +202,44 @@ async fn tls_trusts_the_given_authority_and_no_other() {
         tell(&mut exports, [Event::Pinned(pinned(2).into())]);
         exports.shutdown(GRACE).await;
         assert_eq!(receiver.rooms("room_pinned"), ["2"], "http: {http}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_receiver_that_asks_who_comes_is_shown_the_given_certificate() {
+    let (receivers, mine, other) = (certificates(), certificates(), certificates());
+    let asks = Certificates { clients: Some(mine.ca.clone()), ..receivers };
+    let dir = tempfile::tempdir().unwrap();
+    let file = |name: &str, pem: &str| {
+        let path = dir.path().join(name);
+        std::fs::write(&path, pem).unwrap();
+        Some(path)
+    };
+    let ca = file("ca.pem", &asks.ca);
+    let shown = |name: &str, c: &Certificates| TlsConfig {
+        ca: ca.clone(),
+        cert: file(&format!("{name}.pem"), &c.cert),
+        key: file(&format!("{name}.key"), &c.key),
+    };
+    let (right, wrong) = (shown("mine", &mine), shown("other", &other));
+    let none = TlsConfig { ca: ca.clone(), ..TlsConfig::default() };
+    for http in [false, true] {
+        let receiver = Receiver::default();
+        let port = receiver.tls_here(http, &asks).await;
+        let protocol = Some(if http { Protocol::HttpProtobuf } else { Protocol::Grpc });
+        for (room, tls) in [(1, &none), (2, &wrong), (3, &right)] {
+            let config = OtlpConfig { protocol, tls: tls.clone(), ..to(format!("localhost:{port}")) };
+            let mut exports = started(config).await;
+            tell(&mut exports, [Event::Pinned(pinned(room).into())]);
+            let counters = exports.counters();
+            exports.shutdown(if room == 3 { GRACE } else { Duration::from_secs(2) }).await;
+            assert_eq!(
+                counters.dropped(Signal::Traces, Reason::Shutdown),
+                u64::from(room != 3),
+                "{room}, http: {http}"
+            );
+        }
+        assert_eq!(receiver.rooms("room_pinned"), ["3"], "http: {http}");
     }
 }
 

@@ -32,7 +32,7 @@ use prost::Message as _;
 use tokio::net::TcpListener;
 use tonic::codec::CompressionEncoding;
 use tonic::transport::server::TcpIncoming;
-use tonic::transport::{Identity, Server, ServerTlsConfig};
+use tonic::transport::{Certificate, Identity, Server, ServerTlsConfig};
 use tonic::{Code, Request, Response, Status};
 
 /// How to answer one request.
@@ -70,6 +70,8 @@ pub(crate) struct Certificates {
     pub(crate) ca: String,
     pub(crate) cert: String,
     pub(crate) key: String,
+    /// The authority whose clients alone may come; `None`: everybody may.
+    pub(crate) clients: Option<String>,
 }
 
 /// An authority made now, and a certificate of `localhost` by it.
@@ -82,7 +84,7 @@ pub(crate) fn certificates() -> Certificates {
     let key = rcgen::KeyPair::generate().unwrap();
     let names = vec!["localhost".to_owned()];
     let cert = rcgen::CertificateParams::new(names).unwrap().signed_by(&key, &issuer).unwrap();
-    Certificates { ca: ca.pem(), cert: cert.pem(), key: key.serialize_pem() }
+    Certificates { ca: ca.pem(), cert: cert.pem(), key: key.serialize_pem(), clients: None }
 }
 
 impl Receiver {
@@ -141,7 +143,11 @@ impl Receiver {
         let mut server = Server::builder();
         if let Some(c) = tls {
             let identity = Identity::from_pem(&c.cert, &c.key);
-            server = server.tls_config(ServerTlsConfig::new().identity(identity)).unwrap();
+            let mut tls = ServerTlsConfig::new().identity(identity);
+            if let Some(clients) = &c.clients {
+                tls = tls.client_ca_root(Certificate::from_pem(clients));
+            }
+            server = server.tls_config(tls).unwrap();
         }
         let gzip = CompressionEncoding::Gzip;
         let traces = TraceServiceServer::new(self.clone());
@@ -175,21 +181,40 @@ impl Receiver {
         at
     }
 
+    /// TLS on a free port, with HTTP or gRPC in it.
+    pub(crate) async fn tls_here(&self, http: bool, c: &Certificates) -> u16 {
+        if http {
+            return self.https_here(c).await.port();
+        }
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        self.clone().serve_grpc(listener, Some(c), 4 << 20);
+        port
+    }
+
     /// HTTP over TLS on a free port.
-    pub(crate) async fn https_here(&self, c: &Certificates) -> SocketAddr {
+    async fn https_here(&self, c: &Certificates) -> SocketAddr {
         use rustls::pki_types::pem::PemObject as _;
         use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+        use rustls::server::WebPkiClientVerifier;
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let at = listener.local_addr().unwrap();
         let cert = CertificateDer::from_pem_slice(c.cert.as_bytes()).unwrap();
         let key = PrivateKeyDer::from_pem_slice(c.key.as_bytes()).unwrap();
         let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let config = rustls::ServerConfig::builder_with_provider(provider)
+        let config = rustls::ServerConfig::builder_with_provider(Arc::clone(&provider))
             .with_safe_default_protocol_versions()
-            .unwrap()
-            .with_no_client_auth()
-            .with_single_cert(vec![cert], key)
             .unwrap();
+        let config = match &c.clients {
+            None => config.with_no_client_auth(),
+            Some(pem) => {
+                let mut roots = rustls::RootCertStore::empty();
+                roots.add(CertificateDer::from_pem_slice(pem.as_bytes()).unwrap()).unwrap();
+                let asks = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider);
+                config.with_client_cert_verifier(asks.build().unwrap())
+            }
+        };
+        let config = config.with_single_cert(vec![cert], key).unwrap();
         let acceptor = tokio_rustls::TlsAcceptor::from(Arc::new(config));
         let app = self.http_app();
         tokio::spawn(async move {
