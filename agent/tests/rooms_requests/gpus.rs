@@ -123,6 +123,22 @@ fn a_transfer_that_stalls_beside_a_gpu_that_does_nothing_is_likely_after_the_cei
 }
 
 #[test]
+fn gpus_are_read_often_where_rooms_are_in_transfer_and_not_beside_them() {
+    let mut w = world();
+    // Another engine's, and one of which it is not known whose it is.
+    gpu(&mut w, 1, "GPU-0b", &[999_999]);
+    gpu(&mut w, 2, "GPU-0c", &[]);
+    let raised = |w: &Web| w.table.gpus_in_transfer().map(Iterator::collect::<Vec<u32>>);
+    assert_eq!(raised(&w), None, "no engine is known to hand over");
+    waits(&mut w);
+    w.wait(100);
+    assert_eq!(raised(&w), Some(vec![0, 2]));
+    w.status(ROOM, &prefill(0), &decode(0), KvPoll::Success);
+    w.wait(100);
+    assert_eq!(raised(&w), None);
+}
+
+#[test]
 fn where_the_engine_says_that_nothing_waits_the_floor_is_enough() {
     let mut w = world();
     w.metadata(ROOM, &decode(0), &prefill(0));
