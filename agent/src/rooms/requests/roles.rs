@@ -94,6 +94,10 @@ impl RoomTable {
 
     /// Something new is known of the room or its engines: requests at engines of unknown role may have found their places.
     pub(crate) fn place_requests(&mut self, slot: u32, at: Mono) {
+        // Most rooms come here without any, with every message.
+        if self.rooms.get(slot).is_none_or(|r| r.request.is_none()) {
+            return;
+        }
         // The place of one can tell the other's.
         for _ in 0..2 {
             let request = self.rooms.get(slot).and_then(|r| r.request.as_deref());
