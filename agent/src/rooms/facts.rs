@@ -35,7 +35,7 @@ impl RoomTable {
         let request = self.request_facts(room, role, view, since, now);
         let [prefill_http, decode_http] = request.servers;
         let elsewhere = if request.held { self.elsewhere(room, prefill_http) } else { None };
-        let (may_compute, wrote) = self.engine_works(room, since, now);
+        let (may_compute, [wrote, decode_wrote]) = self.engine_works(room, since, now);
         Some(Facts {
             room: room.room,
             now,
@@ -92,6 +92,7 @@ impl RoomTable {
             unread_prefill: self.unread_at(prefill, now),
             unread_decode: self.unread_at(decode, now),
             refused: self.peers.get(decode).and_then(|e| e.refused),
+            connecting: self.peers.get(decode).and_then(|e| e.connecting),
             decode_reached: self.peers.get(decode).is_some_and(|e| e.reached),
             prefill_lost: self.lost(prefill, room.opened_at),
             decode_lost: self.lost(decode, room.opened_at),
@@ -99,6 +100,7 @@ impl RoomTable {
             engine_idle: self.engine_idle(room, since, now),
             may_compute,
             wrote,
+            decode_wrote,
             spans: crate::rooms::spans::facts(room),
             gpu: if role == Role::Prefill {
                 self.gpu_facts(room, prefill, since)
@@ -272,7 +274,11 @@ impl RoomTable {
 
     fn metadata_sent(&self, l: &Link) -> Sent {
         let Some(sent) = l.sent else { return Sent::Unknown };
-        self.sent(l.metadata_delivery, sent, l.metadata_on)
+        match self.sent(l.metadata_delivery, sent, l.metadata_on) {
+            // Its reader is here and has it, whatever its sender's kernel knows.
+            Sent::Waiting { .. } | Sent::Lost { .. } if l.received.is_some() => Sent::Unknown,
+            sent => sent,
+        }
     }
 
     fn status_sent(&self, l: &Link) -> Sent {

@@ -236,6 +236,8 @@ pub(crate) struct Endpoint {
     pub(crate) listener_closed: Option<Mono>,
     /// When a connect to it last failed, with the errno, and none has succeeded since.
     pub(crate) refused: Option<(Mono, u32)>,
+    /// Since when a connect to it is under way that nobody answers.
+    pub(crate) connecting: Option<Mono>,
     /// Connections to it that were ever open.
     pub(crate) reached: bool,
     /// Its process on this host.
@@ -347,6 +349,7 @@ impl Peers {
             lost: None,
             listener_closed: None,
             refused: None,
+            connecting: None,
             reached: false,
             task: None,
             exited: None,

@@ -15,7 +15,6 @@ use crate::rooms::peers::EndpointId;
 use crate::rooms::table::RoomTable;
 use crate::sglang::message::Kind;
 use crate::verdict::facts::UnreadFact;
-use crate::verdict::judge_threads::SENT_AGAIN_FOR;
 
 /// Connections named by one [`RoomTable::asks`].
 const MAX_ASKS: usize = 64;
@@ -82,8 +81,8 @@ impl Unread {
 }
 
 impl RoomTable {
-    /// Connections of which [`crate::rooms::model::Input::Stand`] would help now: those that overdue rooms wait on. At
-    /// most 64; to be asked about once a second, each time others where there are more.
+    /// Connections of which [`crate::rooms::model::Input::Stand`] would help now: those that overdue rooms wait on, and those on which
+    /// something was sent again, for that it has arrived shows in no call. At most 64; to be asked about once a second, each time others where there are more.
     pub fn asks(&self) -> Vec<SocketId> {
         let mut sockets: BTreeSet<SocketId> = BTreeSet::new();
         let mut ranks: BTreeSet<EndpointId> = BTreeSet::new();
@@ -103,6 +102,8 @@ impl RoomTable {
             let reads = |k: &&Known| k.live && ranks.contains(&k.target) && self.reads(k);
             sockets.extend(self.connections.iter().filter(reads).map(|k| k.connection.socket));
         }
+        let again = self.connections.iter().filter(|k| k.again.is_some()).map(|k| k.connection.socket);
+        sockets.extend(again.take(MAX_ASKING));
         sockets.retain(|s| self.connections.get(self.connections.find(*s)).is_some_and(|k| k.live));
         let first = turn.wrapping_mul(MAX_ASKS) % sockets.len().max(1);
         sockets.iter().skip(first).chain(sockets.iter().take(first)).take(MAX_ASKS).copied().collect()
@@ -140,7 +141,7 @@ impl RoomTable {
         let concerned = |a: &&Awaited| matches!(a.kind, Kind::Status | Kind::Metadata | Kind::Abort);
         let rooms: SmallVec<[(u32, u32); 4]> =
             k.awaited().filter(concerned).take(MAX_LOOKS).map(|a| (a.slot, a.generation)).collect();
-        let due = since.plus(SENT_AGAIN_FOR).max(at);
+        let due = since.plus(self.config.floor).max(at);
         for (slot, generation) in rooms {
             if self.rooms.current(slot, generation).is_some() {
                 self.wheel.set(slot, due, at);

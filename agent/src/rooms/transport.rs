@@ -16,6 +16,7 @@ impl RoomTable {
     pub(crate) fn state(&mut self, at: Mono, c: &Connection, change: &StateChange, out: &mut Vec<Event>) {
         match (change.old, change.new) {
             (old, TcpState::Established) => self.established(c, old),
+            (_, TcpState::SynSent) => self.connects(at, c),
             (_, TcpState::Listen) => self.listens(at, c, true),
             (TcpState::Listen, TcpState::Close) => {
                 self.listens(at, c, false);
@@ -33,13 +34,22 @@ impl RoomTable {
             self.follow(c, target);
         }
         if let Some(e) = self.peers.get_mut(target) {
-            e.refused = None;
+            (e.refused, e.connecting) = (None, None);
             e.reached = true;
             e.listener_closed = None;
         }
     }
 
+    fn connects(&mut self, at: Mono, c: &Connection) {
+        if let Some(e) = self.peers.find(c.addresses.peer, c.netns).and_then(|id| self.peers.get_mut(id)) {
+            e.connecting.get_or_insert(at);
+        }
+    }
+
     fn refused(&mut self, at: Mono, c: &Connection, error: u32) {
+        if let Some(e) = self.peers.find(c.addresses.peer, c.netns).and_then(|id| self.peers.get_mut(id)) {
+            e.connecting = None;
+        }
         // Without an error the connecting side gave up by itself.
         if error == 0 {
             return;

@@ -31,6 +31,8 @@ const IGNORED: Candidate = reading(Class::AbortIgnored, &["M6"], P, "prefill's r
 /// All other readings of `j`, most likely first.
 pub(crate) fn candidates(f: &Facts, j: &Judgement) -> Vec<Candidate> {
     let mut list = match j.class {
+        // Its scheduler writes nothing: no queue is worked off, whatever it was that it last counted.
+        Class::EngineStalled if j.owes == Who::Decode && f.unread_decode.is_none() => missing(),
         Class::ReceiverSilent | Class::EngineStalled if j.owes == Who::Decode => decode_reads_nothing(),
         Class::TransferNotConcluded
         | Class::EngineStalled
@@ -78,7 +80,7 @@ fn silent_prefill(f: &Facts) -> Vec<Candidate> {
         reading(Class::PeerNotTold, &["M11", "M37"], None, REQUEST),
         reading(Class::Queued, &[], P, LOADS),
     ];
-    if !f.decode_reached || f.refused.is_some() {
+    if !f.decode_reached || f.refused.is_some() || f.connecting.is_some() {
         list.push(reading(
             Class::StatusLost,
             &["M22", "M23"],

@@ -14,6 +14,7 @@ use crate::verdict::explain_threads::{code, foreign_words, not_acknowledged, thr
 use crate::verdict::facts::{Dummies, Facts, Sent};
 use crate::verdict::judge::{
     AbortEffect, Judgement, OVERTAKEN, Who, abort_effect, acknowledges_abort, maybe_ignored,
+    unanswered_connect,
 };
 use crate::verdict::judge_gpus;
 use crate::verdict::judge_moving;
@@ -241,6 +242,14 @@ fn delivery(f: &Facts, lines: &mut Vec<String>) {
                 errno(error)
             )),
         }
+    }
+    if let Some(at) = unanswered_connect(f) {
+        lines.push(format!(
+            "connect to {} is under way since {} and nobody answers it ({} s): what prefill has to tell decode waits for it",
+            named(&f.decode),
+            f.moment(at),
+            f.now.since(at) / SECOND
+        ));
     }
     if let Some((at, error)) = f.refused {
         lines.push(format!(

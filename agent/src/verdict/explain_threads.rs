@@ -33,6 +33,13 @@ pub(crate) fn threads(f: &Facts, lines: &mut Vec<String>) {
             s.rooms
         ));
     }
+    let old = f.decode_wrote.filter(|at| f.now.since(*at) >= f.limits.ceiling);
+    lines.extend(old.map(|at| {
+        format!(
+            "decode's HTTP server answers with numbers that its scheduler last wrote {}: it is in one long step, or stands",
+            ago(f, at)
+        )
+    }));
     let old = f.wrote.filter(|at| f.stall.is_some() && f.now.since(*at) >= f.limits.ceiling);
     lines.extend(old.map(|at| {
         format!(

@@ -377,6 +377,8 @@ pub(crate) struct Facts {
     pub(crate) unread_decode: Option<UnreadFact>,
     /// A connect to decode's endpoint failed and none has succeeded since.
     pub(crate) refused: Option<(Mono, u32)>,
+    /// Since when a connect of prefill to it is under way that nobody answers.
+    pub(crate) connecting: Option<Mono>,
     /// A connection to decode's endpoint was ever open.
     pub(crate) decode_reached: bool,
     pub(crate) prefill_lost: Option<LostFact>,
@@ -391,6 +393,8 @@ pub(crate) struct Facts {
     pub(crate) may_compute: bool,
     /// When prefill's scheduler last wrote its numbers, where its server still answers with those.
     pub(crate) wrote: Option<Mono>,
+    /// The same of decode's.
+    pub(crate) decode_wrote: Option<Mono>,
     /// Prefill's scheduler, by its spans.
     pub(crate) spans: SpanFacts,
     /// GPUs.

@@ -270,9 +270,16 @@ fn transport(f: &Facts) -> Option<Judgement> {
     None
 }
 
-/// When the endpoint that waits for a STATUS last refused the connect that was to bring it.
+/// Since when a connect to the endpoint that waits for a STATUS has had no answer for too long. The first SYN that was sent again
+/// (after 1 s) or the second (after 3 s) gets through to a host that is merely busy.
+pub(crate) fn unanswered_connect(f: &Facts) -> Option<Mono> {
+    f.connecting.filter(|at| f.now.since(*at) >= f.limits.floor)
+}
+
+/// When the endpoint that waits for a STATUS last refused the connect that was to bring it, or let it go without an answer.
 fn unreachable(f: &Facts) -> Option<Mono> {
-    let (at, _) = f.refused.filter(|(at, _)| *at >= f.opened_at)?;
+    let refused = f.refused.map(|(at, _)| at).filter(|at| *at >= f.opened_at);
+    let at = refused.or_else(|| unanswered_connect(f).map(|at| at.plus(f.limits.floor).max(f.since)))?;
     // Nobody is left who waits: `lost_peer`. Where its port alone is closed, the process may live.
     let before_pin = |at: Mono| at >= f.opened_at && f.pinned_since.is_none_or(|p| at < p);
     let went = |l: LostFact| l.at <= at && before_pin(l.at) && (l.exit.is_some() || !l.listener);

@@ -108,7 +108,8 @@ pub(super) fn by_request(f: &Facts) -> Option<Judgement> {
     match f.phase {
         Phase::Abort => aborted(f),
         Phase::Bootstrap if f.metadata_at.is_none() && f.bootstrap_at.is_none() => without_metadata(f),
-        Phase::Transfer => transfer(f),
+        Phase::Bootstrap if f.metadata_at.is_none() => computed_without_metadata(f),
+        Phase::Compute | Phase::Transfer => transfer(f),
         _ => None,
     }
 }
@@ -175,6 +176,9 @@ fn without_metadata(f: &Facts) -> Option<Judgement> {
         let confidence = if late { Confidence::Likely } else { Confidence::Possible };
         return Some(draft(Class::MetadataMissing, confidence, Who::Decode));
     }
+    if decode_stalled(f, begun) {
+        return Some(draft(Class::EngineStalled, Confidence::Likely, Who::Decode));
+    }
     // Decode takes pages for its requests in turn; later ones of which it has asked show that it has some.
     let passed = f.request.later_asked >= OVERTAKEN;
     let expired = bootstrap_applies(f.backend, f.releases)
@@ -183,6 +187,42 @@ fn without_metadata(f: &Facts) -> Option<Judgement> {
         return Some(draft(Class::MetadataMissing, Confidence::Possible, Who::Decode));
     }
     Some(draft(Class::Queued, Confidence::Possible, Who::Decode))
+}
+
+/// `prefill_complete`: prefill has computed and said so, and decode does not ask. Here decode has had the request since before.
+fn computed_without_metadata(f: &Facts) -> Option<Judgement> {
+    let computed = f.computed_at?;
+    let draft = |class, confidence| {
+        let ends = bootstrap_timer(f, f.since).filter(|t| t.at > f.now);
+        Draft::new(class, confidence, Who::Decode, Some(Kind::Metadata)).ends(ends).done(f)
+    };
+    if !f.request.is_open(f.role) {
+        return None;
+    }
+    let [_, none_waits] = f.request.none_waits;
+    if none_waits {
+        let late = f.now.since(computed).saturating_sub(f.request.stood) >= f.limits.ceiling;
+        return Some(draft(
+            Class::MetadataMissing,
+            if late { Confidence::Likely } else { Confidence::Possible },
+        ));
+    }
+    if decode_stalled(f, computed) {
+        return Some(draft(Class::EngineStalled, Confidence::Likely));
+    }
+    let [_, waiting] = f.request.waiting;
+    let waits = waiting.is_some_and(|n| n > 0) && f.request.later_asked < OVERTAKEN;
+    waits.then(|| draft(Class::Queued, Confidence::Possible))
+}
+
+/// Whether decode's scheduler stands still: its server answers, all the time since `since`, with numbers that it wrote before, and no
+/// step takes as long. It has asked for nothing since either.
+fn decode_stalled(f: &Facts, since: Mono) -> bool {
+    let long = |at: Mono| f.now.since(at).saturating_sub(f.request.stood) >= f.limits.ceiling;
+    f.decode_wrote.is_some_and(long)
+        && long(since)
+        && f.request.later_asked == 0
+        && f.request.stopped.is_none()
 }
 
 fn transfer(f: &Facts) -> Option<Judgement> {

@@ -2,7 +2,7 @@
 //!
 //! Pure. A thread that ended is a fact, and that it is missed is another: only both together get above `possible`.
 
-use crate::event::{Mono, SECOND};
+use crate::event::Mono;
 use crate::rooms::model::{Phase, Role};
 use crate::sglang::message::{Backend, Kind, Release};
 use crate::verdict::facts::{AgainFact, Facts, LostFact, Sent, ThreadFact, UnreadFact, Was};
@@ -11,10 +11,6 @@ use crate::verdict::judge::{
     waiting_timer,
 };
 use crate::verdict::model::{Class, Confidence};
-
-/// What was sent again for this long is not late but lost, as long as it lasts: on a network that works the first or
-/// second retransmission (0.2 s and 0.6 s after the message) arrives.
-pub(crate) const SENT_AGAIN_FOR: u64 = SECOND;
 
 /// From this many sockets on it is not one connection that nobody reads, but a process that reads nothing.
 const SEVERAL_SOCKETS: u32 = 2;
@@ -33,9 +29,10 @@ pub(crate) fn seen(f: &Facts) -> Option<Judgement> {
     dead_thread(f).or_else(|| unread(f)).or_else(|| stalled(f))
 }
 
-/// The peer's kernel does not take a message.
+/// The peer's kernel does not take a message. A network that is away for a while delivers it by itself: what was sent again for the
+/// floor is not late but lost, as long as it lasts.
 fn not_delivered(f: &Facts) -> Option<Judgement> {
-    let lasts = |a: AgainFact| f.now.since(a.since) >= SENT_AGAIN_FOR;
+    let lasts = |a: AgainFact| f.now.since(a.since) >= f.limits.floor;
     let stuck = |sent: Sent| match sent {
         Sent::Waiting { again: Some(a), .. } if lasts(a) => Some(a.since),
         _ => None,

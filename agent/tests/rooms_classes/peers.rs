@@ -90,6 +90,29 @@ fn a_connect_that_succeeds_later_takes_the_refusal_back() {
 }
 
 #[test]
+fn a_connect_that_nobody_answers_is_why_decode_hears_nothing() {
+    for sees in [Sees::Prefill, Sees::Both] {
+        let mut w = world(sees);
+        let (p, d) = (prefill(0), decode(0));
+        w.metadata(ROOM, &d, &p);
+        w.to(2000);
+        // A firewall drops the SYN of the connect that is to bring the STATUS.
+        w.state(&p, &d, Direction::Sent, TcpState::Close, TcpState::SynSent, 0);
+        w.to(11_000);
+        assert_eq!(w.verdict(ROOM).confidence, Confidence::Possible, "{sees:?}");
+        w.to(13_200);
+        let v = w.verdict(ROOM);
+        assert_eq!((v.class, v.confidence), (Class::StatusLost, Confidence::Likely), "{sees:?}");
+        assert!(v.evidence.iter().any(|e| e.contains("nobody answers it")), "{:?}", v.evidence);
+        assert_eq!(v.act_on.as_ref().unwrap().role, Some(Role::Decode));
+        // It gets through after all.
+        w.state(&p, &d, Direction::Sent, TcpState::SynSent, TcpState::Established, 0);
+        w.wait(1100);
+        assert_ne!(w.class(ROOM), Some(Class::StatusLost), "{sees:?}");
+    }
+}
+
+#[test]
 fn stale_endpoint_when_metadata_was_never_acknowledged() {
     let mut w = world(Sees::Decode);
     let (p, d) = (prefill(0), decode(0));

@@ -80,12 +80,13 @@ impl RoomTable {
         self.engines.get(prefill?)?.idle(now, from)
     }
 
-    /// Whether the prefill engine of this room may be computing, and when its scheduler last wrote its numbers if its server
-    /// answers without newer ones: see [`Engine::may_compute`], [`Engine::wrote`].
-    pub(crate) fn engine_works(&self, room: &Room, since: Mono, now: Mono) -> (bool, Option<Mono>) {
-        let [prefill, _] = self.engines_of(room);
-        let engine = prefill.and_then(|id| self.engines.get(id));
-        engine.map_or((false, None), |e| (e.may_compute(now, since), e.wrote(now)))
+    /// Whether the prefill engine of this room may be computing, and when the schedulers of both engines last wrote their numbers if
+    /// their servers answer without newer ones: see [`Engine::may_compute`], [`Engine::wrote`].
+    pub(crate) fn engine_works(&self, room: &Room, since: Mono, now: Mono) -> (bool, [Option<Mono>; 2]) {
+        let engines = self.engines_of(room).map(|id| id.and_then(|id| self.engines.get(id)));
+        let [prefill, _] = engines;
+        let may_compute = prefill.is_some_and(|e| e.may_compute(now, since));
+        (may_compute, engines.map(|e| e.and_then(|e| e.wrote(now))))
     }
 
     /// What the engines of this room said in numbers, from `from` to `to`.
