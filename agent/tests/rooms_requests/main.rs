@@ -9,6 +9,7 @@ mod gpus;
 mod modes;
 mod numbers;
 mod pauses;
+mod policies;
 mod properties;
 mod roles;
 #[path = "../rooms_support/mod.rs"]
