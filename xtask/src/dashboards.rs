@@ -54,6 +54,10 @@ pub(crate) struct Dashboard {
 const SERIES: &str = "${prometheus}";
 const TRACES: &str = "${traces}";
 
+/// What every dashboard marks on its time axis.
+pub(crate) const ANNOTATION: &str =
+    "ALERTS{alertname=~\"Roomtrace.*\", alertstate=\"firing\", instance=~\"$instance\"}";
+
 /// Writes them.
 pub(crate) fn run() -> Result<()> {
     for dashboard in ALL {
@@ -104,7 +108,7 @@ fn whole(of: &Dashboard) -> Value {
         }],
         "annotations": {"list": [{
             "name": "Alerts", "datasource": {"type": "prometheus", "uid": SERIES}, "enable": true, "iconColor": "red",
-            "expr": "ALERTS{alertname=~\"Roomtrace.*\", alertstate=\"firing\", instance=~\"$instance\"}",
+            "expr": ANNOTATION,
             "titleFormat": "{{alertname}}", "textFormat": "{{instance}} {{verdict}}{{class}}"
         }]},
         "panels": panels

@@ -22,7 +22,7 @@ use serde_json::Value;
 use crate::agent::{Agent, Start};
 use crate::install;
 use crate::own::lines;
-use crate::prometheus::{Prometheus, escaped};
+use crate::prometheus::{self, Prometheus, escaped};
 use crate::workload::{self, Workload};
 use hosts::{Host, Network};
 use tiers::{DECISION_WAIT, Running, SHARE, Tiers};
@@ -33,6 +33,9 @@ const PATIENCE: Duration = Duration::from_secs(DECISION_WAIT + 60);
 
 /// Slower rooms may be kept for their slowness (`ROOMTRACE_SLOW_MS` is 5000).
 const QUICK_S: f64 = 3.0;
+
+/// Rooms whose end prefill's host cannot see, also where prefill's engine has ended: decode may still wait, until its timer.
+const LASTING: &str = "status_lost";
 
 /// Arguments.
 #[derive(clap::Args)]
@@ -90,9 +93,10 @@ fn fleet(args: &Args) -> Result<Option<String>> {
     let jaeger = tiers.jaeger()?;
     let gateways = [tiers.gateway(1)?, tiers.gateway(2)?];
     let nodes = [tiers.node(&network.prefill)?, tiers.node(&network.decode)?];
+    let gpu = prometheus::driver(&dir)?;
     let mut sites = Vec::new();
     for host in [&network.prefill, &network.decode] {
-        match site(&program, host, &dir)? {
+        match site(&program, host, &gpu, &dir)? {
             Ok(site) => sites.push(site),
             Err(why) => return Ok(Some(why)),
         }
@@ -113,12 +117,12 @@ fn fleet(args: &Args) -> Result<Option<String>> {
 }
 
 /// Starts a host's agent. The inner error: why it cannot observe.
-fn site<'a>(program: &Path, host: &'a Host, dir: &Path) -> Result<Result<Site<'a>, String>> {
+fn site<'a>(program: &Path, host: &'a Host, gpu: &str, dir: &Path) -> Result<Result<Site<'a>, String>> {
     let config = dir.join(format!("{}.yaml", host.name));
     // The Collector has the usual ports of OTLP; engines that trace send to the agent, which hands on.
     let text = format!(
         "capture: {{own_network: true}}\n\
-         spans: {{enabled: true, grpc: null, http: '{}', forward: {{endpoint: 'http://127.0.0.1:4317'}}}}\n",
+         spans: {{enabled: true, grpc: null, http: '{}', forward: {{endpoint: 'http://127.0.0.1:4317'}}}}\n{gpu}",
         host.at(4338)
     );
     std::fs::write(&config, text).with_context(|| format!("write {}", config.display()))?;
@@ -261,10 +265,16 @@ impl Fleet<'_> {
                 let error =
                     spans.iter().any(|span| span.error.as_ref().is_some_and(|class| !class.is_empty()));
                 if !has("room_pinned") || !error {
-                    missing.push(format!("room {room}: no error span room_pinned of {}", site.host.name));
+                    missing.push(format!(
+                        "room {room}: no error span room_pinned of {}; there are {spans:?}",
+                        site.host.name
+                    ));
                 }
                 if told.closed.is_some() && !has("kv_transfer") {
-                    missing.push(format!("room {room}: no span kv_transfer of {}", site.host.name));
+                    missing.push(format!(
+                        "room {room}: no span kv_transfer of {}; there are {spans:?}",
+                        site.host.name
+                    ));
                 }
             }
         }
@@ -303,12 +313,16 @@ impl Fleet<'_> {
         self.all_told(&must, &nothing)?;
         let [prefill, decode] = &self.sites;
         let agents = [&prefill.agent, &decode.agent];
-        let pages = self.prometheus.agree(&agents, 2)?;
+        let pages = self.prometheus.agree(&agents, |pages| pages.len() >= 2)?;
         self.say(&format!("{pages} alerts of pinned rooms fire"));
+        self.queries()?;
         let (linked, engines_trace) = self.engine_ends_a_request()?;
         workload.end()?;
-        self.prometheus.agree(&agents, 0)?;
-        self.say("they have ended with the rooms");
+        let last =
+            self.prometheus.agree(&agents, |pages| pages.iter().all(|(verdict, _)| verdict == LASTING))?;
+        self.say(&format!(
+            "they have ended with the rooms; {last} of {LASTING} last until the engines' timer"
+        ));
 
         let mut rooms = self.rooms(&nothing)?;
         eventually(PATIENCE, || {
@@ -351,6 +365,17 @@ impl Fleet<'_> {
         self.say("one of them links to the engine's own trace, which is there too");
         self.sampled(&rooms)?;
         self.measured(&rooms)
+    }
+
+    /// Every query of dashboards and rules, and what it gives.
+    fn queries(&self) -> Result<()> {
+        let asked = self.prometheus.answers_everything(&self.sites[0].host.at(9713).to_string())?;
+        println!("series  largest value  query");
+        for query in &asked {
+            println!("{query}");
+        }
+        self.say(&format!("{} queries of dashboards and rules have data", asked.len()));
+        Ok(())
     }
 
     /// The engine of one pinned room ends its request, as one that traces would tell. That room's trace and the engine's.
