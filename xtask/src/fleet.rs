@@ -344,6 +344,13 @@ impl Fleet<'_> {
             eventually(PATIENCE, || {
                 let spans = traces::one(self.tiers.here(16686), &trace)?;
                 let wrote = traces::hosts(&spans);
+                let found = traces::of_room(self.tiers.here(16686), room)?;
+                if found.len() != 1 || !found.contains_key(&trace) {
+                    return Ok(Some(format!(
+                        "the dashboard finds {:?} for room {room}, not its trace {trace}",
+                        found.keys()
+                    )));
+                }
                 Ok((wrote != known).then(|| {
                     format!("trace {trace} of room {room} has spans of {wrote:?}, not of {known:?}")
                 }))
