@@ -7,6 +7,7 @@
 
 mod engine_spans;
 mod hosts;
+mod outage;
 mod tiers;
 mod traces;
 
@@ -25,7 +26,7 @@ use crate::own::lines;
 use crate::prometheus::{self, Prometheus, escaped};
 use crate::workload::{self, Workload};
 use hosts::{Host, Network};
-use tiers::{DECISION_WAIT, Running, SHARE, Tiers};
+use tiers::{DECISION_WAIT, SHARE, Tiers};
 use traces::Traces;
 
 /// How long what was sent may take to be seen where it belongs, decision included.
@@ -37,6 +38,9 @@ const QUICK_S: f64 = 3.0;
 /// Rooms whose end prefill's host cannot see, also where prefill's engine has ended: decode may still wait, until its timer.
 const LASTING: &str = "status_lost";
 
+/// Seconds that gateway, Collector and store are away where nothing else is said.
+const OUTAGE: u64 = 20;
+
 /// Arguments.
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -44,8 +48,14 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     agent: Option<PathBuf>,
     /// How long gateway, Collector and store are away, seconds.
-    #[arg(long, default_value_t = 20)]
+    #[arg(long, default_value_t = OUTAGE)]
     outage: u64,
+}
+
+/// Runs it as one of the tests. Returns why it could not run, if it could not.
+pub(crate) fn as_test() -> Result<Vec<String>> {
+    let why = fleet(&Args { agent: None, outage: OUTAGE })?;
+    Ok(why.map(|why| format!("a fleet: {why}")).into_iter().collect())
 }
 
 /// Runs it.
@@ -222,16 +232,15 @@ impl Fleet<'_> {
         eprintln!("{:>4} s  {what}", self.begun.elapsed().as_secs());
     }
 
-    fn workload(&self, name: &str, seed: u32) -> Result<Workload> {
+    fn workload(&self, name: &str, seed: u32, further: &[&str]) -> Result<Workload> {
         let dir = self.dir.join(name);
         install::empty(&dir)?;
         let [prefill, decode] =
             self.sites.each_ref().map(|site| format!("{}={}", site.host.name, site.host.address));
         let seed = seed.to_string();
-        Workload::open(
-            &["demo", "--rate", "8", "--prefill-host", &prefill, "--decode-host", &decode, "--seed", &seed],
-            &dir,
-        )
+        let place = ["--prefill-host", &prefill, "--decode-host", &decode];
+        let all = [&["demo", "--rate", "8", "--seed", &seed][..], &place, further].concat();
+        Workload::open(&all, &dir)
     }
 
     fn rooms(&self, before: &BTreeSet<String>) -> Result<[Rooms; 2]> {
@@ -307,7 +316,7 @@ impl Fleet<'_> {
 
     fn undisturbed(&self) -> Result<()> {
         let nothing = BTreeSet::new();
-        let mut workload = self.workload("undisturbed", std::process::id())?;
+        let mut workload = self.workload("undisturbed", std::process::id(), &[])?;
         self.say(&workload.results()?);
         let must = must(&workload.truth()?)?;
         self.all_told(&must, &nothing)?;
@@ -445,89 +454,6 @@ impl Fleet<'_> {
         Ok(())
     }
 
-    fn disturbed(
-        &self,
-        outage: Duration,
-        jaeger: &Running,
-        [first, _second]: [Running; 2],
-        [prefill_node, decode_node]: [Running; 2],
-    ) -> Result<()> {
-        let before: BTreeSet<String> =
-            self.rooms(&BTreeSet::new())?.iter().flat_map(|of| of.keys().cloned()).collect();
-        let mut workload = self.workload("disturbed", std::process::id().wrapping_add(1 << 20))?;
-        workload.begin()?;
-        eventually(PATIENCE, || {
-            let pinned = self.rooms(&before)?.iter().any(|of| of.values().any(|told| told.pinned));
-            Ok((!pinned).then(|| "no room is pinned".to_owned()))
-        })?;
-        let in_memory = self.one_value(&format!(
-            "otelcol_processor_tail_sampling_sampling_traces_on_memory{{instance=\"{}\"}}",
-            self.tiers.gateway_pages()[1][0]
-        ))?;
-        let killed_at = timestamp()?;
-        first.kill()?;
-        decode_node.stop()?;
-        jaeger.freeze()?;
-        self.say("a gateway is killed, the decode host's Collector is stopped, Jaeger hangs");
-        let end = Instant::now() + outage;
-        self.say(&workload.results()?);
-        sleep(end.saturating_duration_since(Instant::now()));
-        let rooms = self.rooms(&before)?;
-        let pins = rooms.iter().flat_map(Rooms::values).filter(|told| told.pinned).count();
-        let waiting = self.one_value(&format!(
-            "otelcol_exporter_queue_size{{exporter=\"load_balancing\", instance=\"{}\"}}",
-            self.sites[0].host.at(8888)
-        ))?;
-        self.say(&format!(
-            "{} s later {pins} pins were told, {waiting} bytes wait on the prefill host's disk",
-            outage.as_secs()
-        ));
-        let _gateway = self.tiers.gateway(1)?;
-        let _node = self.tiers.node(self.sites[1].host)?;
-        jaeger.thaw()?;
-        let back = Instant::now();
-        let must = must(&workload.truth()?)?;
-        self.all_told(&must, &before)?;
-        workload.end()?;
-        let mut rooms = rooms;
-        eventually(PATIENCE, || {
-            rooms = self.rooms(&before)?;
-            Ok(self.pinned_missing(&rooms)?.pop())
-        })?;
-        self.say(&format!("all is back: of {} pinned rooms nothing is lost", must.len()));
-        let mut share = self.share(&rooms)?;
-        while !share.missing.is_empty() && back.elapsed() < Duration::from_secs(DECISION_WAIT + 15) {
-            sleep(Duration::from_secs(1));
-            share = self.share(&rooms)?;
-        }
-        self.lost(&share, &killed_at, &in_memory)?;
-        drop(prefill_node);
-        Ok(())
-    }
-
-    /// Only what the killed gateway had in memory may be lost: views that ended before it was killed and less than the wait
-    /// for a decision ago.
-    fn lost(&self, share: &Share, killed_at: &str, in_memory: &str) -> Result<()> {
-        let late =
-            share.missing.iter().find(|event| event["closed_at"].as_str().is_some_and(|at| at > killed_at));
-        if let Some(event) = late {
-            bail!("room {} ended after the gateway was killed and is lost all the same", event["room"]);
-        }
-        let dropped: f64 = self
-            .sites
-            .iter()
-            .map(|site| Ok(site.agent.metric("roomtrace_export_dropped_total", &[])?.unwrap_or(0.0)))
-            .sum::<Result<f64>>()?;
-        ensure!(dropped == 0.0, "the agents have dropped {dropped} spans or records");
-        self.say(&format!(
-            "lost: {} of {} views of healthy rooms that were to be kept, all from the killed gateway's memory (it had {in_memory} traces there, \
-             otelcol_processor_tail_sampling_sampling_traces_on_memory); the agents dropped nothing",
-            share.missing.len(),
-            share.kept + share.missing.len()
-        ));
-        Ok(())
-    }
-
     fn one_value(&self, query: &str) -> Result<String> {
         let data = self.prometheus.api(&format!("/api/v1/query?query={}", escaped(query)))?;
         let value = data["result"][0]["value"][1].as_str();
@@ -543,9 +469,4 @@ struct Share {
     /// Events of those that were to be kept and are not in Jaeger.
     missing: Vec<Value>,
     unasked: Vec<String>,
-}
-
-/// Now, as the agents write it.
-fn timestamp() -> Result<String> {
-    Ok(install::output(Command::new("date").args(["-u", "+%Y-%m-%dT%H:%M:%S.%NZ"]))?.trim().to_owned())
 }
