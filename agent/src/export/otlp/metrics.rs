@@ -6,17 +6,18 @@ use std::time::{Duration, Instant};
 
 use opentelemetry::KeyValue;
 use opentelemetry::metrics::{Histogram, Meter, MeterProvider as _};
-use opentelemetry_otlp::MetricExporter;
+use opentelemetry_proto::tonic::collector::metrics::v1::ExportMetricsServiceRequest;
 use opentelemetry_sdk::Resource;
-use opentelemetry_sdk::error::OTelSdkResult;
+use opentelemetry_sdk::error::{OTelSdkError, OTelSdkResult};
 use opentelemetry_sdk::metrics::data::ResourceMetrics;
 use opentelemetry_sdk::metrics::exporter::PushMetricExporter;
 use opentelemetry_sdk::metrics::{PeriodicReader, SdkMeterProvider, Temporality};
+use tokio::runtime::Handle;
 use tokio::sync::watch;
 
-use super::OtlpError;
+use super::raw::{self, PARTLY, Taken};
 use super::settings::{Env, Target};
-use super::transport::{Failure, Wire, metric_exporter};
+use super::transport::{Failure, Wire, payload};
 use crate::export::complaint::Complaint;
 use crate::export::counters::{Counters, Reason, Signal};
 use crate::export::http::Published;
@@ -38,10 +39,7 @@ pub(super) struct Metrics {
 }
 
 impl Metrics {
-    /// Starts the reader's thread.
-    ///
-    /// # Errors
-    /// [`OtlpError::Build`].
+    /// Starts the reader's thread. Needs a runtime around it.
     pub(super) fn start(
         target: &Target,
         wire: &Wire,
@@ -49,15 +47,14 @@ impl Metrics {
         published: watch::Receiver<Published>,
         counters: Arc<Counters>,
         env: Env<'_>,
-    ) -> Result<Self, OtlpError> {
-        let inner = metric_exporter(target, wire)
-            .map_err(|e| OtlpError::Build { endpoint: target.endpoint.clone(), why: e.to_string() })?;
+    ) -> Self {
         let exporter = Told {
-            inner,
+            target: target.clone(),
             wire: wire.clone(),
-            endpoint: target.endpoint.clone(),
+            runtime: Handle::current(),
+            temporality: temporality(env),
             counters: Arc::clone(&counters),
-            complaint: Mutex::default(),
+            complaints: Mutex::default(),
         };
         let every =
             env("OTEL_METRIC_EXPORT_INTERVAL").and_then(|v| v.parse().ok()).map(Duration::from_millis);
@@ -75,7 +72,7 @@ impl Metrics {
             .with_description(PHASE_DURATION_HELP)
             .with_boundaries(PHASE_DURATION_BOUNDS.to_vec())
             .build();
-        Ok(Self { provider, durations })
+        Self { provider, durations }
     }
 
     /// Records one phase.
@@ -91,6 +88,21 @@ impl Metrics {
     pub(super) fn shutdown(self, grace: Duration) {
         // What it would say has been said by the exporter.
         let _ = self.provider.shutdown_with_timeout(grace);
+    }
+}
+
+/// The standard variable for what a counter's points are measured from (OTLP exporter specification).
+fn temporality(env: Env<'_>) -> Temporality {
+    let name = "OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE";
+    let Some(wanted) = env(name).filter(|wanted| !wanted.is_empty()) else { return Temporality::Cumulative };
+    match wanted.to_ascii_lowercase().as_str() {
+        "cumulative" => Temporality::Cumulative,
+        "delta" => Temporality::Delta,
+        "lowmemory" => Temporality::LowMemory,
+        _ => {
+            tracing::warn!(wanted, "{name} is none of cumulative, delta, lowmemory; cumulative is taken");
+            Temporality::Cumulative
+        }
     }
 }
 
@@ -131,67 +143,81 @@ fn labels(p: &Point) -> Vec<KeyValue> {
     p.labels.iter().map(|(k, v)| KeyValue::new(*k, v.clone().into_owned())).collect()
 }
 
-/// The exporter, with its failures told once a minute and counted. A lost export is not tried again: the next
-/// carries the same sums.
+/// Sends them; failures are told once a minute and counted. A lost export is not tried again: the next carries the same sums.
 struct Told {
-    inner: MetricExporter,
+    target: Target,
     wire: Wire,
-    endpoint: String,
+    runtime: Handle,
+    temporality: Temporality,
     counters: Arc<Counters>,
-    complaint: Mutex<Complaint>,
+    /// Of requests that were not taken, and of those that were in part.
+    complaints: Mutex<(Complaint, Complaint)>,
 }
 
 impl Told {
-    fn look(&self, result: &OTelSdkResult) {
+    async fn send(&self, metrics: &ResourceMetrics) -> Result<Taken, Failure> {
+        let never = |e: std::io::Error| Failure::Never { why: e.to_string() };
+        let payload = payload(&self.target, &ExportMetricsServiceRequest::from(metrics), 1).map_err(never)?;
+        let (target, wire) = (self.target.clone(), self.wire.clone());
+        // The SDK's thread has no runtime of its own.
+        let sending = async move { raw::send(&target, &wire, &payload, Signal::Metrics).await };
+        let ended = |e: tokio::task::JoinError| Failure::Later { why: e.to_string(), after: None };
+        self.runtime.spawn(sending).await.map_err(ended)?
+    }
+
+    fn taken(&self, taken: &Taken) {
         let now = Instant::now();
-        let Ok(mut complaint) = self.complaint.lock() else { return };
-        match result {
-            Ok(()) => {
-                self.counters.sent_items(Signal::Metrics, 1);
-                if let Some(after) = complaint.works(now) {
-                    tracing::info!(
-                        endpoint = self.endpoint,
-                        "OTLP metrics are delivered again after {} s",
-                        after.as_secs()
-                    );
-                }
-            }
-            Err(e) => {
-                let (reason, why) = match self.wire.failure(&e.to_string()) {
-                    Failure::Later { why, .. } => (Reason::Expired, why),
-                    Failure::TooLarge { why, .. } => (Reason::TooLarge, why),
-                    Failure::Never { why } => (Reason::Rejected, why),
-                };
-                self.counters.drop_items(Signal::Metrics, reason, 1);
-                if let Some(untold) = complaint.failed(now) {
-                    tracing::warn!(
-                        endpoint = self.endpoint,
-                        why,
-                        untold,
-                        "OTLP metrics are not delivered (the agent goes on)"
-                    );
-                }
-            }
+        // The unit is a request.
+        self.counters.taken(Signal::Metrics, 1, taken.rejected);
+        let Ok(mut complaints) = self.complaints.lock() else { return };
+        let endpoint = &self.target.endpoint;
+        if let Some(after) = complaints.0.works(now) {
+            tracing::info!(endpoint, "OTLP metrics are delivered again after {} s", after.as_secs());
         }
+        if taken.tells()
+            && let Some(untold) = complaints.1.failed(now)
+        {
+            let (signal, rejected, why) = (Signal::Metrics.label(), taken.rejected, taken.why.as_str());
+            tracing::warn!(signal, endpoint, rejected, why, untold, "{PARTLY}");
+        }
+    }
+
+    fn failed(&self, failure: Failure) -> OTelSdkError {
+        let (reason, why) = match failure {
+            Failure::Later { why, .. } => (Reason::Expired, why),
+            Failure::TooLarge { why, .. } => (Reason::TooLarge, why),
+            Failure::Never { why } => (Reason::Rejected, why),
+        };
+        self.counters.drop_items(Signal::Metrics, reason, 1);
+        let told = self.complaints.lock().ok().and_then(|mut c| c.0.failed(Instant::now()));
+        if let Some(untold) = told {
+            let endpoint = &self.target.endpoint;
+            tracing::warn!(endpoint, why, untold, "OTLP metrics are not delivered (the agent goes on)");
+        }
+        OTelSdkError::InternalFailure(why)
     }
 }
 
 impl PushMetricExporter for Told {
     async fn export(&self, metrics: &ResourceMetrics) -> OTelSdkResult {
-        let result = self.inner.export(metrics).await;
-        self.look(&result);
-        result
+        match self.send(metrics).await {
+            Ok(taken) => {
+                self.taken(&taken);
+                Ok(())
+            }
+            Err(failure) => Err(self.failed(failure)),
+        }
     }
 
     fn force_flush(&self) -> OTelSdkResult {
-        self.inner.force_flush()
+        Ok(())
     }
 
-    fn shutdown_with_timeout(&self, timeout: Duration) -> OTelSdkResult {
-        self.inner.shutdown_with_timeout(timeout)
+    fn shutdown_with_timeout(&self, _timeout: Duration) -> OTelSdkResult {
+        Ok(())
     }
 
     fn temporality(&self) -> Temporality {
-        self.inner.temporality()
+        self.temporality
     }
 }

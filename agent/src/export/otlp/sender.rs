@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::queue::{Batch, Item, Queue, REQUEST_BYTES, REQUEST_ITEMS};
-use super::transport::{Export, Exporters, Failure};
+use super::raw::{PARTLY, Taken};
+use super::transport::{Export, Exporter, Failure};
 use crate::export::complaint::Complaint;
 use crate::export::counters::{Counters, Reason};
 
@@ -24,7 +25,7 @@ const LAST_PAUSE: Duration = Duration::from_millis(200);
 /// Delivers until the queue is closed and empty.
 pub(super) struct Sender<T: Export> {
     pub(super) queue: Arc<Queue<T>>,
-    pub(super) exporters: Exporters<T>,
+    pub(super) exporter: Exporter,
     pub(super) counters: Arc<Counters>,
     /// How long an item is kept.
     pub(super) keep: Duration,
@@ -33,6 +34,8 @@ pub(super) struct Sender<T: Export> {
 
 struct State {
     complaint: Complaint,
+    /// Of requests that were taken in part.
+    partly: Complaint,
     pause: Duration,
     /// Bytes of the next request; halved when one was too large, doubled when one went through.
     bytes: usize,
@@ -42,17 +45,18 @@ struct State {
 impl<T: Export> Sender<T> {
     pub(super) fn new(
         queue: Arc<Queue<T>>,
-        exporters: Exporters<T>,
+        exporter: Exporter,
         counters: Arc<Counters>,
         keep: Duration,
     ) -> Self {
         let state = State {
             complaint: Complaint::default(),
+            partly: Complaint::default(),
             pause: PAUSE.0,
             bytes: REQUEST_BYTES,
             jitter: RandomState::new(),
         };
-        Self { queue, exporters, counters, keep, state }
+        Self { queue, exporter, counters, keep, state }
     }
 
     /// Runs.
@@ -84,11 +88,12 @@ impl<T: Export> Sender<T> {
         let process = batch.first().and_then(|i| i.process);
         let payload: Vec<T> = batch.iter().flat_map(|i| i.payload.iter().cloned()).collect();
         let count = payload.len() as u64;
-        match self.exporters.send(process, payload).await {
-            Ok(()) => {
+        match self.exporter.send(process, payload).await {
+            Ok(taken) => {
                 self.queue.done(&batch);
-                self.counters.sent_items(T::SIGNAL, count);
+                self.counters.taken(T::SIGNAL, count, taken.rejected);
                 self.works();
+                self.partly(&taken);
                 None
             }
             Err(Failure::Later { why, after }) => {
@@ -126,15 +131,27 @@ impl<T: Export> Sender<T> {
         self.state.bytes = (self.state.bytes * 2).min(REQUEST_BYTES);
         if let Some(after) = self.state.complaint.works(Instant::now()) {
             let signal = T::SIGNAL.label();
-            let endpoint = self.exporters.endpoint();
+            let endpoint = self.exporter.endpoint();
             tracing::info!(signal, endpoint, "OTLP is delivered again after {} s", after.as_secs());
+        }
+    }
+
+    /// Says what a receiver that takes requests has against them.
+    fn partly(&mut self, taken: &Taken) {
+        if !taken.tells() {
+            return;
+        }
+        if let Some(untold) = self.state.partly.failed(Instant::now()) {
+            let (signal, endpoint) = (T::SIGNAL.label(), self.exporter.endpoint());
+            let (rejected, why) = (taken.rejected, taken.why.as_str());
+            tracing::warn!(signal, endpoint, rejected, why, untold, "{PARTLY}");
         }
     }
 
     fn complain(&mut self, why: &str, what: &str) {
         if let Some(untold) = self.state.complaint.failed(Instant::now()) {
             let signal = T::SIGNAL.label();
-            let endpoint = self.exporters.endpoint();
+            let endpoint = self.exporter.endpoint();
             tracing::warn!(
                 signal,
                 endpoint,
