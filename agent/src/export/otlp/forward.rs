@@ -15,6 +15,7 @@ use tokio::task::JoinHandle;
 
 use super::Endpoint;
 use super::config::{OtlpConfig, Protocol, QueueConfig, Secret, TlsConfig};
+use super::partial::PARTLY;
 use super::raw;
 use super::settings::{self, OtlpError, Target};
 use super::transport::{Failure, Wire};
@@ -260,13 +261,13 @@ impl Shared {
             if item.born.elapsed() >= self.limits.keep {
                 return Err(Reason::Expired);
             }
-            match raw::send(&self.target, &self.wire, &item.payload, Signal::Spans).await {
+            match raw::send(&self.target, &self.wire, &item.payload).await {
                 Ok(taken) => {
                     self.works();
                     let told = taken.tells().then(|| self.state().partly.failed(Instant::now())).flatten();
                     if told.is_some() {
                         let (endpoint, rejected, why) = (&self.target.endpoint, taken.rejected, taken.why);
-                        tracing::warn!(endpoint, rejected, why, "{}", raw::PARTLY);
+                        tracing::warn!(endpoint, rejected, why, "{}", PARTLY);
                     }
                     return Ok(taken.rejected);
                 }

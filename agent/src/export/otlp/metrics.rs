@@ -6,18 +6,18 @@ use std::time::{Duration, Instant};
 
 use opentelemetry::KeyValue;
 use opentelemetry::metrics::{Histogram, Meter, MeterProvider as _};
-use opentelemetry_proto::tonic::collector::metrics::v1::ExportMetricsServiceRequest;
+use opentelemetry_otlp::MetricExporter;
 use opentelemetry_sdk::Resource;
-use opentelemetry_sdk::error::{OTelSdkError, OTelSdkResult};
+use opentelemetry_sdk::error::OTelSdkResult;
 use opentelemetry_sdk::metrics::data::ResourceMetrics;
 use opentelemetry_sdk::metrics::exporter::PushMetricExporter;
 use opentelemetry_sdk::metrics::{PeriodicReader, SdkMeterProvider, Temporality};
-use tokio::runtime::Handle;
 use tokio::sync::watch;
 
-use super::raw::{self, PARTLY, Taken};
+use super::OtlpError;
+use super::partial::{Hearing, PARTLY, Taken};
 use super::settings::{Env, Target};
-use super::transport::{Failure, Wire, payload};
+use super::transport::{Failure, Wire, metric_exporter};
 use crate::export::complaint::Complaint;
 use crate::export::counters::{Counters, Reason, Signal};
 use crate::export::http::Published;
@@ -39,7 +39,10 @@ pub(super) struct Metrics {
 }
 
 impl Metrics {
-    /// Starts the reader's thread. Needs a runtime around it.
+    /// Starts the reader's thread.
+    ///
+    /// # Errors
+    /// [`OtlpError::Build`].
     pub(super) fn start(
         target: &Target,
         wire: &Wire,
@@ -47,13 +50,15 @@ impl Metrics {
         published: watch::Receiver<Published>,
         counters: Arc<Counters>,
         env: Env<'_>,
-    ) -> Self {
+    ) -> Result<Self, OtlpError> {
+        let inner = metric_exporter(target, wire)
+            .map_err(|e| OtlpError::Build { endpoint: target.endpoint.clone(), why: e.to_string() })?;
         let exporter = Told {
-            target: target.clone(),
+            inner,
             wire: wire.clone(),
-            runtime: Handle::current(),
-            temporality: temporality(env),
+            endpoint: target.endpoint.clone(),
             counters: Arc::clone(&counters),
+            hearing: Hearing::new(),
             complaints: Mutex::default(),
         };
         let every =
@@ -72,7 +77,7 @@ impl Metrics {
             .with_description(PHASE_DURATION_HELP)
             .with_boundaries(PHASE_DURATION_BOUNDS.to_vec())
             .build();
-        Self { provider, durations }
+        Ok(Self { provider, durations })
     }
 
     /// Records one phase.
@@ -88,21 +93,6 @@ impl Metrics {
     pub(super) fn shutdown(self, grace: Duration) {
         // What it would say has been said by the exporter.
         let _ = self.provider.shutdown_with_timeout(grace);
-    }
-}
-
-/// The standard variable for what a counter's points are measured from (OTLP exporter specification).
-fn temporality(env: Env<'_>) -> Temporality {
-    let name = "OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE";
-    let Some(wanted) = env(name).filter(|wanted| !wanted.is_empty()) else { return Temporality::Cumulative };
-    match wanted.to_ascii_lowercase().as_str() {
-        "cumulative" => Temporality::Cumulative,
-        "delta" => Temporality::Delta,
-        "lowmemory" => Temporality::LowMemory,
-        _ => {
-            tracing::warn!(wanted, "{name} is none of cumulative, delta, lowmemory; cumulative is taken");
-            Temporality::Cumulative
-        }
     }
 }
 
@@ -143,81 +133,77 @@ fn labels(p: &Point) -> Vec<KeyValue> {
     p.labels.iter().map(|(k, v)| KeyValue::new(*k, v.clone().into_owned())).collect()
 }
 
-/// Sends them; failures are told once a minute and counted. A lost export is not tried again: the next carries the same sums.
+/// The exporter, with its failures told once a minute and counted. A lost export is not tried again: the next
+/// carries the same sums.
 struct Told {
-    target: Target,
+    inner: MetricExporter,
     wire: Wire,
-    runtime: Handle,
-    temporality: Temporality,
+    endpoint: String,
     counters: Arc<Counters>,
+    hearing: Hearing,
     /// Of requests that were not taken, and of those that were in part.
     complaints: Mutex<(Complaint, Complaint)>,
 }
 
 impl Told {
-    async fn send(&self, metrics: &ResourceMetrics) -> Result<Taken, Failure> {
-        let never = |e: std::io::Error| Failure::Never { why: e.to_string() };
-        let payload = payload(&self.target, &ExportMetricsServiceRequest::from(metrics), 1).map_err(never)?;
-        let (target, wire) = (self.target.clone(), self.wire.clone());
-        // The SDK's thread has no runtime of its own.
-        let sending = async move { raw::send(&target, &wire, &payload, Signal::Metrics).await };
-        let ended = |e: tokio::task::JoinError| Failure::Later { why: e.to_string(), after: None };
-        self.runtime.spawn(sending).await.map_err(ended)?
-    }
-
-    fn taken(&self, taken: &Taken) {
+    fn look(&self, result: &OTelSdkResult, taken: &Taken) {
         let now = Instant::now();
-        // The unit is a request.
-        self.counters.taken(Signal::Metrics, 1, taken.rejected);
         let Ok(mut complaints) = self.complaints.lock() else { return };
-        let endpoint = &self.target.endpoint;
-        if let Some(after) = complaints.0.works(now) {
-            tracing::info!(endpoint, "OTLP metrics are delivered again after {} s", after.as_secs());
+        let (complaint, partly) = &mut *complaints;
+        match result {
+            Ok(()) => {
+                // The unit is a request.
+                self.counters.taken(Signal::Metrics, 1, taken.rejected);
+                if taken.tells()
+                    && let Some(untold) = partly.failed(now)
+                {
+                    let (endpoint, rejected, why) = (&self.endpoint, taken.rejected, taken.why.as_str());
+                    tracing::warn!(signal = "metrics", endpoint, rejected, why, untold, "{PARTLY}");
+                }
+                if let Some(after) = complaint.works(now) {
+                    tracing::info!(
+                        endpoint = self.endpoint,
+                        "OTLP metrics are delivered again after {} s",
+                        after.as_secs()
+                    );
+                }
+            }
+            Err(e) => {
+                let (reason, why) = match self.wire.failure(&e.to_string()) {
+                    Failure::Later { why, .. } => (Reason::Expired, why),
+                    Failure::TooLarge { why, .. } => (Reason::TooLarge, why),
+                    Failure::Never { why } => (Reason::Rejected, why),
+                };
+                self.counters.drop_items(Signal::Metrics, reason, 1);
+                if let Some(untold) = complaint.failed(now) {
+                    tracing::warn!(
+                        endpoint = self.endpoint,
+                        why,
+                        untold,
+                        "OTLP metrics are not delivered (the agent goes on)"
+                    );
+                }
+            }
         }
-        if taken.tells()
-            && let Some(untold) = complaints.1.failed(now)
-        {
-            let (signal, rejected, why) = (Signal::Metrics.label(), taken.rejected, taken.why.as_str());
-            tracing::warn!(signal, endpoint, rejected, why, untold, "{PARTLY}");
-        }
-    }
-
-    fn failed(&self, failure: Failure) -> OTelSdkError {
-        let (reason, why) = match failure {
-            Failure::Later { why, .. } => (Reason::Expired, why),
-            Failure::TooLarge { why, .. } => (Reason::TooLarge, why),
-            Failure::Never { why } => (Reason::Rejected, why),
-        };
-        self.counters.drop_items(Signal::Metrics, reason, 1);
-        let told = self.complaints.lock().ok().and_then(|mut c| c.0.failed(Instant::now()));
-        if let Some(untold) = told {
-            let endpoint = &self.target.endpoint;
-            tracing::warn!(endpoint, why, untold, "OTLP metrics are not delivered (the agent goes on)");
-        }
-        OTelSdkError::InternalFailure(why)
     }
 }
 
 impl PushMetricExporter for Told {
     async fn export(&self, metrics: &ResourceMetrics) -> OTelSdkResult {
-        match self.send(metrics).await {
-            Ok(taken) => {
-                self.taken(&taken);
-                Ok(())
-            }
-            Err(failure) => Err(self.failed(failure)),
-        }
+        let (result, taken) = self.hearing.hear(self.inner.export(metrics)).await;
+        self.look(&result, &taken);
+        result
     }
 
     fn force_flush(&self) -> OTelSdkResult {
-        Ok(())
+        self.inner.force_flush()
     }
 
-    fn shutdown_with_timeout(&self, _timeout: Duration) -> OTelSdkResult {
-        Ok(())
+    fn shutdown_with_timeout(&self, timeout: Duration) -> OTelSdkResult {
+        self.inner.shutdown_with_timeout(timeout)
     }
 
     fn temporality(&self) -> Temporality {
-        self.temporality
+        self.inner.temporality()
     }
 }

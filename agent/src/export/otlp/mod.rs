@@ -1,7 +1,7 @@
 //! OpenTelemetry out: traces, logs, metrics, over the network and into a file.
 //!
 //! ```text
-//! Otlp::event ─▶ thread: spans, records ─┬▶ queue ─▶ sender (task) ─▶ requests of one process ─▶ one connection
+//! Otlp::event ─▶ thread: spans, records ─┬▶ queue ─▶ sender (task) ─▶ exporter per process ─▶ one connection
 //!  (no wait)     of rooms                └▶ file
 //! ```
 //! Traces and logs have a queue and a sender each: they may go to different places, and one that is down does
@@ -15,6 +15,7 @@ mod gpus;
 mod logs;
 mod metrics;
 mod network;
+mod partial;
 mod queue;
 mod raw;
 mod resource;
@@ -50,7 +51,7 @@ use resource::{ProcessKey, Resources};
 use sender::Sender;
 use settings::{Env, Target};
 use spans::Tracer;
-use transport::{Export, Exporter, Wire};
+use transport::{Export, Exporters, Wire};
 
 pub use config::{Compression, OtlpConfig, Protocol, QueueConfig, Secret, TlsConfig};
 pub use endpoint::Endpoint;
@@ -121,10 +122,12 @@ impl Otlp {
         if traces.is_none() && logs.is_none() && metrics.is_none() && file.is_none() {
             return Ok(None);
         }
-        let metrics = metrics.map(|(target, wire)| {
-            let resource = resources.agent().clone();
-            Metrics::start(&target, &wire, resource, published.clone(), Arc::clone(counters), env)
-        });
+        let metrics = metrics
+            .map(|(target, wire)| {
+                let resource = resources.agent().clone();
+                Metrics::start(&target, &wire, resource, published.clone(), Arc::clone(counters), env)
+            })
+            .transpose()?;
         let run = Runner { config, resources: &resources, counters };
         let traces = traces.map(|(target, wire)| run.start(target, wire));
         let logs = logs.map(|(target, wire)| run.start(target, wire));
@@ -288,9 +291,9 @@ impl Runner<'_> {
         Sender<T>: Send,
     {
         let queue = Arc::new(Queue::new(self.config.queue));
-        let exporter = Exporter::new(target, wire, self.resources.clone());
+        let exporters = Exporters::new(target, wire, self.resources.clone());
         let sender =
-            Sender::new(Arc::clone(&queue), exporter, Arc::clone(self.counters), self.config.queue.keep);
+            Sender::new(Arc::clone(&queue), exporters, Arc::clone(self.counters), self.config.queue.keep);
         Running { queue, task: tokio::spawn(sender.run()) }
     }
 }

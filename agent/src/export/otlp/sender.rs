@@ -4,9 +4,9 @@ use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::partial::{PARTLY, Taken};
 use super::queue::{Batch, Item, Queue, REQUEST_BYTES, REQUEST_ITEMS};
-use super::raw::{PARTLY, Taken};
-use super::transport::{Export, Exporter, Failure};
+use super::transport::{Export, Exporters, Failure};
 use crate::export::complaint::Complaint;
 use crate::export::counters::{Counters, Reason};
 
@@ -25,7 +25,7 @@ const LAST_PAUSE: Duration = Duration::from_millis(200);
 /// Delivers until the queue is closed and empty.
 pub(super) struct Sender<T: Export> {
     pub(super) queue: Arc<Queue<T>>,
-    pub(super) exporter: Exporter,
+    pub(super) exporters: Exporters<T>,
     pub(super) counters: Arc<Counters>,
     /// How long an item is kept.
     pub(super) keep: Duration,
@@ -45,7 +45,7 @@ struct State {
 impl<T: Export> Sender<T> {
     pub(super) fn new(
         queue: Arc<Queue<T>>,
-        exporter: Exporter,
+        exporters: Exporters<T>,
         counters: Arc<Counters>,
         keep: Duration,
     ) -> Self {
@@ -56,7 +56,7 @@ impl<T: Export> Sender<T> {
             bytes: REQUEST_BYTES,
             jitter: RandomState::new(),
         };
-        Self { queue, exporter, counters, keep, state }
+        Self { queue, exporters, counters, keep, state }
     }
 
     /// Runs.
@@ -88,7 +88,7 @@ impl<T: Export> Sender<T> {
         let process = batch.first().and_then(|i| i.process);
         let payload: Vec<T> = batch.iter().flat_map(|i| i.payload.iter().cloned()).collect();
         let count = payload.len() as u64;
-        match self.exporter.send(process, payload).await {
+        match self.exporters.send(process, payload).await {
             Ok(taken) => {
                 self.queue.done(&batch);
                 self.counters.taken(T::SIGNAL, count, taken.rejected);
@@ -131,7 +131,7 @@ impl<T: Export> Sender<T> {
         self.state.bytes = (self.state.bytes * 2).min(REQUEST_BYTES);
         if let Some(after) = self.state.complaint.works(Instant::now()) {
             let signal = T::SIGNAL.label();
-            let endpoint = self.exporter.endpoint();
+            let endpoint = self.exporters.endpoint();
             tracing::info!(signal, endpoint, "OTLP is delivered again after {} s", after.as_secs());
         }
     }
@@ -142,7 +142,7 @@ impl<T: Export> Sender<T> {
             return;
         }
         if let Some(untold) = self.state.partly.failed(Instant::now()) {
-            let (signal, endpoint) = (T::SIGNAL.label(), self.exporter.endpoint());
+            let (signal, endpoint) = (T::SIGNAL.label(), self.exporters.endpoint());
             let (rejected, why) = (taken.rejected, taken.why.as_str());
             tracing::warn!(signal, endpoint, rejected, why, untold, "{PARTLY}");
         }
@@ -151,7 +151,7 @@ impl<T: Export> Sender<T> {
     fn complain(&mut self, why: &str, what: &str) {
         if let Some(untold) = self.state.complaint.failed(Instant::now()) {
             let signal = T::SIGNAL.label();
-            let endpoint = self.exporter.endpoint();
+            let endpoint = self.exporters.endpoint();
             tracing::warn!(
                 signal,
                 endpoint,

@@ -1,36 +1,36 @@
-//! Requests of this agent's own to a receiver, over one shared connection: encoded, compressed, sent, and what their answer means.
+//! The OTLP exporters of `opentelemetry-otlp` over one shared connection, and what their errors mean.
 //!
-//! A resource is kept for each process, as it is read while the process lives. Trying again is up to the queue above, which knows what is
-//! flagged and for how long to keep it.
+//! One exporter per resource, since an exporter has one; the connection below is shared. The SDK's own retry
+//! is off: the queue above does better, as it knows what is flagged and for how long to keep it.
 
 use std::collections::VecDeque;
-use std::io::Write as _;
-use std::sync::Arc;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use bytes::Bytes;
-use flate2::Compression;
-use flate2::write::GzEncoder;
-use opentelemetry_proto::tonic::collector::logs::v1::ExportLogsServiceRequest;
-use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
-use opentelemetry_proto::transform::common::tonic::ResourceAttributesWithSchema;
-use opentelemetry_proto::transform::logs::tonic::group_logs_by_resource_and_scope;
-use opentelemetry_proto::transform::trace::tonic::group_spans_by_resource_and_scope;
-use opentelemetry_sdk::logs::{LogBatch, SdkLogRecord};
-use opentelemetry_sdk::trace::SpanData;
-use prost::Message;
+use axum::http::{HeaderName, HeaderValue, Request, Response};
+use opentelemetry_http::{Bytes, HttpClient, HttpError};
+use opentelemetry_otlp::{
+    Compression, ExporterBuildError, LogExporter, MetricExporter, Protocol as Wanted, RetryPolicy,
+    SpanExporter, WithExportConfig, WithHttpConfig, WithTonicConfig,
+};
+use opentelemetry_sdk::Resource;
+use opentelemetry_sdk::error::OTelSdkResult;
+use opentelemetry_sdk::logs::{LogBatch, LogExporter as _, SdkLogRecord};
+use opentelemetry_sdk::trace::{SpanData, SpanExporter as _};
+use tonic::metadata::{AsciiMetadataKey, AsciiMetadataValue};
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 
 use super::config::Protocol;
-use super::forward::Payload;
-use super::raw::{self, Taken};
+use super::partial::{Hearing, Taken};
 use super::resource::{ProcessKey, Resources};
 use super::settings::{OtlpError, Target};
 use super::{logs, spans};
 use crate::export::counters::Signal;
 
-/// Resources kept: engine processes a host can sensibly have. The least recently used one makes room.
-const RESOURCES: usize = 64;
+/// Exporters kept: engine processes a host can sensibly have. The least recently used one makes room.
+const EXPORTERS: usize = 64;
 
 /// A connection that is not there after this does not come.
 pub(super) const CONNECT: Duration = Duration::from_secs(5);
@@ -51,7 +51,7 @@ pub(super) enum Failure {
 #[derive(Clone, Debug)]
 pub(super) enum Wire {
     Grpc(Channel),
-    Http(reqwest::Client),
+    Http(Arc<Recorder>),
 }
 
 impl Wire {
@@ -63,7 +63,18 @@ impl Wire {
         let wrong = |why: String| OtlpError::Build { endpoint: target.endpoint.clone(), why };
         match target.protocol {
             Protocol::Grpc => grpc_channel(target).map(Self::Grpc).map_err(|e| wrong(chain(&e))),
-            Protocol::HttpProtobuf => super::tls::http_client(target).map(Self::Http).map_err(wrong),
+            Protocol::HttpProtobuf => {
+                let client = super::tls::http_client(target).map_err(wrong)?;
+                Ok(Self::Http(Arc::new(Recorder::new(client, target))))
+            }
+        }
+    }
+
+    /// The meaning of an exporter's error.
+    pub(super) fn failure(&self, error: &str) -> Failure {
+        match self {
+            Self::Grpc(_) => grpc_failure(error),
+            Self::Http(recorder) => recorder.failure(error),
         }
     }
 }
@@ -90,6 +101,27 @@ fn grpc_channel(target: &Target) -> Result<Channel, tonic::transport::Error> {
     Ok(endpoint.connect_lazy())
 }
 
+/// gRPC: the exporter tells the code only as text (`… failed with gRPC code: Unavailable`), followed by the
+/// source where the failure arose on this side. Which codes are worth another try says the OTLP
+/// specification ("OTLP/gRPC response"); it makes that depend on `RetryInfo` for `ResourceExhausted`, which the
+/// exporter does not show, so that is tried again, for the bounded time everything is.
+fn grpc_failure(error: &str) -> Failure {
+    let why = error.to_owned();
+    let code = error.split_once("gRPC code: ").map_or("", |(_, rest)| rest);
+    let (code, local) = code.split_once(':').map_or((code, false), |(code, _)| (code, true));
+    match code.trim() {
+        // tonic's servers answer the one to a message above their limit, Go's the other.
+        "OutOfRange" => Failure::TooLarge { why, surely: true },
+        "ResourceExhausted" => Failure::TooLarge { why, surely: false },
+        "Cancelled" | "DeadlineExceeded" | "Aborted" | "Unavailable" | "DataLoss" => {
+            Failure::Later { why, after: None }
+        }
+        // The connection broke under the request.
+        "Unknown" | "Internal" if local => Failure::Later { why, after: None },
+        _ => Failure::Never { why },
+    }
+}
+
 /// Error with its sources.
 pub(super) fn chain(error: &dyn std::error::Error) -> String {
     let mut out = error.to_string();
@@ -101,22 +133,149 @@ pub(super) fn chain(error: &dyn std::error::Error) -> String {
     out
 }
 
+/// HTTP client below the exporters. It sets the configured headers, and keeps what the exporter's error leaves
+/// out: status, `Retry-After`, cause. A signal has one request under way at a time, so "the last" is the one.
+#[derive(Debug)]
+pub(super) struct Recorder {
+    client: reqwest::Client,
+    runtime: tokio::runtime::Handle,
+    headers: Vec<(HeaderName, HeaderValue)>,
+    last: Mutex<Option<HttpFailure>>,
+}
+
+#[derive(Clone, Debug)]
+struct HttpFailure {
+    /// `None`: no answer.
+    status: Option<u16>,
+    retry_after: Option<Duration>,
+    why: String,
+}
+
+impl Recorder {
+    fn new(client: reqwest::Client, target: &Target) -> Self {
+        let runtime = tokio::runtime::Handle::current();
+        Self { client, runtime, headers: target.headers.clone(), last: Mutex::new(None) }
+    }
+
+    /// Sends a request that no exporter made; the body of its answer.
+    ///
+    /// # Errors
+    /// What is to be done about it.
+    pub(super) async fn send_as_is(&self, mut request: Request<Bytes>) -> Result<Bytes, Failure> {
+        for (name, value) in &self.headers {
+            request.headers_mut().insert(name.clone(), value.clone());
+        }
+        match HttpClient::send_bytes(&self.client, request).await {
+            Ok(answer) if answer.status().is_success() => Ok(answer.into_body()),
+            Ok(answer) => Err(status_failure(
+                answer.status().as_u16(),
+                retry_after(&answer),
+                format!("answer {}", answer.status()),
+            )),
+            Err(e) => Err(Failure::Later { why: chain(&*e), after: None }),
+        }
+    }
+
+    fn remember(&self, failure: Option<HttpFailure>) {
+        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = failure;
+    }
+
+    fn failure(&self, error: &str) -> Failure {
+        let last = self.last.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(HttpFailure { status, retry_after, why }) = last else {
+            return Failure::Never { why: error.to_owned() };
+        };
+        match status {
+            None => Failure::Later { why, after: None },
+            Some(status) => status_failure(status, retry_after, why),
+        }
+    }
+
+    async fn send(&self, mut request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
+        for (name, value) in &self.headers {
+            request.headers_mut().insert(name.clone(), value.clone());
+        }
+        let client = self.client.clone();
+        // Metrics are sent from a thread of the SDK that has no runtime of its own.
+        let sent = self.runtime.spawn(async move { HttpClient::send_bytes(&client, request).await }).await?;
+        self.remember(match &sent {
+            Ok(answer) if answer.status().is_success() => None,
+            Ok(answer) => Some(HttpFailure {
+                status: Some(answer.status().as_u16()),
+                retry_after: retry_after(answer),
+                why: format!("answer {}", answer.status()),
+            }),
+            Err(e) => Some(HttpFailure { status: None, retry_after: None, why: chain(&**e) }),
+        });
+        sent
+    }
+}
+
+impl HttpClient for Recorder {
+    // What `#[async_trait]` would write.
+    fn send_bytes<'a, 'b>(
+        &'a self,
+        request: Request<Bytes>,
+    ) -> Pin<Box<dyn Future<Output = Result<Response<Bytes>, HttpError>> + Send + 'b>>
+    where
+        'a: 'b,
+        Self: 'b,
+    {
+        Box::pin(self.send(request))
+    }
+}
+
+/// OTLP specification, "OTLP/HTTP response".
+const fn status_failure(status: u16, after: Option<Duration>, why: String) -> Failure {
+    match status {
+        413 => Failure::TooLarge { why, surely: true },
+        429 | 502..=504 => Failure::Later { why, after },
+        _ => Failure::Never { why },
+    }
+}
+
+/// `Retry-After` in seconds. (The form with a date is left to the ordinary back-off.)
+fn retry_after(answer: &Response<Bytes>) -> Option<Duration> {
+    let seconds = answer.headers().get("retry-after")?.to_str().ok()?.trim().parse().ok()?;
+    Some(Duration::from_secs(seconds))
+}
+
 /// Something that can be exported: spans, log records.
 pub(super) trait Export: Clone + Send + Sync + 'static {
+    type Exporter: Send + Sync;
     const SIGNAL: Signal;
 
-    /// The request that carries a batch.
-    fn request(batch: Vec<Self>, resource: &ResourceAttributesWithSchema) -> impl Message;
+    fn exporter(
+        target: &Target,
+        wire: &Wire,
+        resource: &Resource,
+    ) -> Result<Self::Exporter, ExporterBuildError>;
+
+    fn export(with: &Self::Exporter, batch: Vec<Self>) -> impl Future<Output = OTelSdkResult> + Send;
 
     /// Upper bound of its encoded size.
     fn size(&self) -> usize;
 }
 
 impl Export for SpanData {
+    type Exporter = SpanExporter;
     const SIGNAL: Signal = Signal::Traces;
 
-    fn request(batch: Vec<Self>, resource: &ResourceAttributesWithSchema) -> impl Message {
-        ExportTraceServiceRequest { resource_spans: group_spans_by_resource_and_scope(batch, resource) }
+    fn exporter(
+        target: &Target,
+        wire: &Wire,
+        resource: &Resource,
+    ) -> Result<SpanExporter, ExporterBuildError> {
+        let mut exporter = match wire {
+            Wire::Grpc(channel) => grpc(SpanExporter::builder().with_tonic(), target, channel).build()?,
+            Wire::Http(client) => http(SpanExporter::builder().with_http(), target, client).build()?,
+        };
+        exporter.set_resource(resource);
+        Ok(exporter)
+    }
+
+    async fn export(with: &SpanExporter, batch: Vec<Self>) -> OTelSdkResult {
+        with.export(batch).await
     }
 
     fn size(&self) -> usize {
@@ -125,13 +284,26 @@ impl Export for SpanData {
 }
 
 impl Export for SdkLogRecord {
+    type Exporter = LogExporter;
     const SIGNAL: Signal = Signal::Logs;
 
-    fn request(batch: Vec<Self>, resource: &ResourceAttributesWithSchema) -> impl Message {
+    fn exporter(
+        target: &Target,
+        wire: &Wire,
+        resource: &Resource,
+    ) -> Result<LogExporter, ExporterBuildError> {
+        let mut exporter = match wire {
+            Wire::Grpc(channel) => grpc(LogExporter::builder().with_tonic(), target, channel).build()?,
+            Wire::Http(client) => http(LogExporter::builder().with_http(), target, client).build()?,
+        };
+        exporter.set_resource(resource);
+        Ok(exporter)
+    }
+
+    async fn export(with: &LogExporter, batch: Vec<Self>) -> OTelSdkResult {
         let scope = spans::scope();
         let entries: Vec<_> = batch.iter().map(|r| (r, &scope)).collect();
-        let batch = LogBatch::new(&entries);
-        ExportLogsServiceRequest { resource_logs: group_logs_by_resource_and_scope(&batch, resource) }
+        with.export(LogBatch::new(&entries)).await
     }
 
     fn size(&self) -> usize {
@@ -139,33 +311,62 @@ impl Export for SdkLogRecord {
     }
 }
 
-/// What goes over the wire for a request with `count` items.
+/// Exporter of metrics.
 ///
 /// # Errors
-/// Compressing into memory does not fail.
-pub(super) fn payload(target: &Target, request: &impl Message, count: u64) -> std::io::Result<Payload> {
-    let plain = request.encode_to_vec();
-    let bytes = if target.gzip {
-        let mut gzip = GzEncoder::new(Vec::new(), Compression::default());
-        gzip.write_all(&plain)?;
-        gzip.finish()?
-    } else {
-        plain
-    };
-    Ok(Payload { bytes: Bytes::from(bytes), gzip: target.gzip, spans: count })
+/// What the builder says.
+pub(super) fn metric_exporter(target: &Target, wire: &Wire) -> Result<MetricExporter, ExporterBuildError> {
+    match wire {
+        Wire::Grpc(channel) => grpc(MetricExporter::builder().with_tonic(), target, channel).build(),
+        Wire::Http(client) => http(MetricExporter::builder().with_http(), target, client).build(),
+    }
 }
 
-/// One signal's way to its receiver. Resources by process, the most recently used in front.
-pub(super) struct Exporter {
+fn grpc<B: WithExportConfig + WithTonicConfig>(builder: B, target: &Target, channel: &Channel) -> B {
+    let headers: Vec<_> = target
+        .headers
+        .iter()
+        .filter_map(|(name, value)| {
+            let key = AsciiMetadataKey::from_bytes(name.as_str().as_bytes()).ok()?;
+            Some((key, AsciiMetadataValue::try_from(value.as_bytes()).ok()?))
+        })
+        .collect();
+    let builder = builder
+        .with_channel(channel.clone())
+        .with_timeout(target.timeout)
+        .with_retry_policy(RetryPolicy::disabled())
+        // After the exporter has added those of the environment, so that configured ones win.
+        .with_interceptor(move |mut request: tonic::Request<()>| {
+            for (key, value) in &headers {
+                request.metadata_mut().insert(key.clone(), value.clone());
+            }
+            Ok(request)
+        });
+    if target.gzip { builder.with_compression(Compression::Gzip) } else { builder }
+}
+
+fn http<B: WithExportConfig + WithHttpConfig>(builder: B, target: &Target, client: &Arc<Recorder>) -> B {
+    let builder = builder
+        .with_shared_http_client(Arc::clone(client) as Arc<dyn HttpClient>)
+        .with_protocol(Wanted::HttpBinary)
+        .with_endpoint(target.endpoint.clone())
+        .with_timeout(target.timeout)
+        .with_retry_policy(RetryPolicy::disabled());
+    if target.gzip { builder.with_compression(Compression::Gzip) } else { builder }
+}
+
+/// Exporters by process, the most recently used in front.
+pub(super) struct Exporters<T: Export> {
     target: Target,
     wire: Wire,
     resources: Resources,
-    kept: VecDeque<(Option<ProcessKey>, Arc<ResourceAttributesWithSchema>)>,
+    hearing: Hearing,
+    kept: VecDeque<(Option<ProcessKey>, T::Exporter)>,
 }
 
-impl Exporter {
+impl<T: Export> Exporters<T> {
     pub(super) fn new(target: Target, wire: Wire, resources: Resources) -> Self {
-        Self { target, wire, resources, kept: VecDeque::new() }
+        Self { target, wire, resources, hearing: Hearing::new(), kept: VecDeque::new() }
     }
 
     pub(super) fn endpoint(&self) -> &str {
@@ -176,27 +377,62 @@ impl Exporter {
     ///
     /// # Errors
     /// What is to be done about it.
-    pub(super) async fn send<T: Export>(
+    pub(super) async fn send(
         &mut self,
         process: Option<ProcessKey>,
         batch: Vec<T>,
     ) -> Result<Taken, Failure> {
-        let count = batch.len() as u64;
-        // Apart, so that the request as it was before it was encoded is not there while its answer is waited for.
-        let payload = {
-            let resource = self.resource(process);
-            let request = T::request(batch, &resource);
-            payload(&self.target, &request, count).map_err(|e| Failure::Never { why: e.to_string() })?
-        };
-        raw::send(&self.target, &self.wire, &payload, T::SIGNAL).await
+        // The exporter has this time limit too; this one also covers waiting for the connection.
+        let limit = self.target.timeout + CONNECT;
+        let hearing = self.hearing.clone();
+        let exporter = self.exporter(process).map_err(|e| Failure::Never { why: e.to_string() })?;
+        let (sent, taken) = hearing.hear(tokio::time::timeout(limit, T::export(exporter, batch))).await;
+        match sent {
+            Ok(Ok(())) => Ok(taken),
+            Ok(Err(e)) => Err(self.wire.failure(&e.to_string())),
+            Err(_) => {
+                Err(Failure::Later { why: format!("no answer within {} s", limit.as_secs()), after: None })
+            }
+        }
     }
 
-    fn resource(&mut self, process: Option<ProcessKey>) -> Arc<ResourceAttributesWithSchema> {
+    fn exporter(&mut self, process: Option<ProcessKey>) -> Result<&T::Exporter, ExporterBuildError> {
         let known = self.kept.iter().position(|(key, _)| *key == process).and_then(|at| self.kept.remove(at));
-        let resource =
-            known.map_or_else(|| Arc::new((&self.resources.of(process)).into()), |(_, known)| known);
-        self.kept.truncate(RESOURCES - 1);
-        self.kept.push_front((process, Arc::clone(&resource)));
-        resource
+        let entry = match known {
+            Some(entry) => entry,
+            None => (process, T::exporter(&self.target, &self.wire, &self.resources.of(process))?),
+        };
+        self.kept.truncate(EXPORTERS - 1);
+        self.kept.push_front(entry);
+        self.kept.front().map(|(_, e)| e).ok_or_else(|| {
+            // Cannot be: it was just put there.
+            ExporterBuildError::InternalFailure("no exporter".to_owned())
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn grpc(text: &str) -> Failure {
+        grpc_failure(&format!("Operation failed: TonicTracesClient export failed with gRPC code: {text}"))
+    }
+
+    #[test]
+    fn codes_are_told_apart_as_the_specification_says() {
+        for code in ["Unavailable", "Cancelled", "DeadlineExceeded", "Aborted", "DataLoss"] {
+            assert!(matches!(grpc(code), Failure::Later { .. }), "{code}");
+        }
+        for code in
+            ["InvalidArgument", "Unauthenticated", "PermissionDenied", "Unimplemented", "Unknown", "NotFound"]
+        {
+            assert!(matches!(grpc(code), Failure::Never { .. }), "{code}");
+        }
+        for code in ["OutOfRange", "ResourceExhausted"] {
+            assert!(matches!(grpc(code), Failure::TooLarge { .. }), "{code}");
+        }
+        assert!(matches!(grpc("Unavailable: tcp connect error: refused"), Failure::Later { .. }));
+        assert!(matches!(grpc("Unknown: transport error: broken pipe"), Failure::Later { .. }));
     }
 }
