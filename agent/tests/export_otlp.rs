@@ -1,6 +1,7 @@
 //! OTLP end to end, against receivers in this process: what arrives, and what happens when it does not.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use opentelemetry_proto::tonic::collector::logs::v1::ExportLogsServiceRequest;
@@ -340,6 +341,92 @@ async fn what_is_refused_for_good_is_counted_and_not_tried_again() {
         tell(&mut exports, [Event::Pinned(pinned(2).into())]);
         exports.shutdown(GRACE).await;
         assert_eq!(receiver.rooms("room_pinned"), ["2"]);
+    }
+}
+
+/// What is logged by the thread that the test runs on.
+#[derive(Clone, Default)]
+struct Logged(Arc<Mutex<Vec<u8>>>);
+
+impl std::io::Write for Logged {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Logged {
+    fn lines(&self, with: &str) -> usize {
+        String::from_utf8_lossy(&self.0.lock().unwrap()).lines().filter(|line| line.contains(with)).count()
+    }
+}
+
+/// Nothing of it is sent again, and the operator hears of it once.
+#[tokio::test]
+async fn what_a_receiver_leaves_out_of_a_request_is_counted_and_told_once() {
+    for http in [false, true] {
+        let logged = Logged::default();
+        let writer = logged.clone();
+        let subscriber =
+            tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
+        let _guard = tracing::subscriber::set_default(subscriber);
+        let receiver = Receiver::answering(vec![Answer::Partly(3, "over quota"); 2]);
+        let config = if http {
+            over_http(format!("http://{}", receiver.http_here().await))
+        } else {
+            to(format!("http://{}", receiver.grpc_here().await))
+        };
+        let mut exports = started(config).await;
+        let counters = exports.counters();
+        for n in [7, 8, 9] {
+            tell(&mut exports, [Event::Closed(closed(n).into())]);
+            let done = || counters.sent(Signal::Traces) + counters.dropped(Signal::Traces, Reason::Rejected);
+            until("an answer", || done() == 4 * (n - 6)).await;
+        }
+        exports.shutdown(GRACE).await;
+        assert_eq!(receiver.rooms("kv_transfer"), ["7", "8", "9"], "http: {http}");
+        assert_eq!(counters.dropped(Signal::Traces, Reason::Rejected), 6, "http: {http}");
+        assert_eq!(counters.sent(Signal::Traces), 6, "http: {http}");
+        let lost: u64 = Reason::ALL.iter().map(|r| counters.dropped(Signal::Traces, *r)).sum();
+        assert_eq!(lost, 6, "http: {http}");
+        assert_eq!(logged.lines("rejected=3 why=\"over quota\""), 1, "http: {http}");
+    }
+}
+
+/// More than was sent, less than nothing, or words alone, which are no loss.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_receiver_cannot_make_the_counts_wrong() {
+    for (rejected, lost) in [(i64::MAX, 4), (-5, 0), (0, 0)] {
+        let receiver = Receiver::answering([Answer::Partly(rejected, "deprecated")]);
+        let mut exports = started(to(format!("http://{}", receiver.grpc_here().await))).await;
+        let counters = exports.counters();
+        tell(&mut exports, [Event::Closed(closed(7).into())]);
+        exports.shutdown(GRACE).await;
+        assert_eq!(counters.dropped(Signal::Traces, Reason::Rejected), lost, "{rejected}");
+        assert_eq!(counters.sent(Signal::Traces), 4 - lost, "{rejected}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn metrics_that_are_taken_in_part_are_counted() {
+    for http in [false, true] {
+        // Nothing else is sent than the last metrics.
+        let receiver = Receiver::answering([Answer::Partly(2, "too many series")]);
+        let config = if http {
+            over_http(format!("http://{}", receiver.http_here().await))
+        } else {
+            to(format!("http://{}", receiver.grpc_here().await))
+        };
+        let exports = started(config).await;
+        let counters = exports.counters();
+        exports.shutdown(GRACE).await;
+        assert_eq!(receiver.received().metrics.len(), 1, "http: {http}");
+        assert_eq!(counters.dropped(Signal::Metrics, Reason::Rejected), 1, "http: {http}");
+        assert_eq!(counters.sent(Signal::Metrics), 0, "http: {http}");
     }
 }
 

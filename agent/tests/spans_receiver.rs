@@ -1,6 +1,7 @@
 //! The receiver of engines' spans against real clients and bad ones, and what it hands on.
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "tests")]
 
+mod export_receiver;
 mod spans_support;
 
 use std::collections::VecDeque;
@@ -601,6 +602,24 @@ async fn failures_that_pass_are_tried_again_and_others_are_not() {
             until(|| (counters.dropped(Signal::Spans, reason) == n).then_some(())).await;
             assert!(target.bodies().is_empty(), "{script:?}");
         }
+    }
+}
+
+#[tokio::test]
+async fn spans_that_the_target_leaves_out_are_counted() {
+    let n = spans().len() as u64;
+    for protocol in [Protocol::Grpc, Protocol::HttpProtobuf] {
+        let target = export_receiver::Receiver::answering([export_receiver::Answer::Partly(2, "over quota")]);
+        let address =
+            if protocol == Protocol::Grpc { target.grpc_here().await } else { target.http_here().await };
+        let counters = Arc::new(Counters::default());
+        let forwarder =
+            Forwarder::start(&forward_to(address, protocol), Arc::clone(&counters)).unwrap().unwrap();
+        let r = SpanReceiver::start(anywhere(), Some(forwarder.handle())).await.unwrap();
+        assert_eq!(post(r.listening().http.unwrap(), &[PROTOBUF], bytes_of(spans())).await.0, 200);
+        until(|| (counters.dropped(Signal::Spans, Reason::Rejected) == 2).then_some(())).await;
+        assert_eq!(counters.sent(Signal::Spans), n - 2);
+        assert_eq!(target.received().traces.len(), 1);
     }
 }
 

@@ -54,6 +54,10 @@ pub(crate) struct Dashboard {
 const SERIES: &str = "${prometheus}";
 const TRACES: &str = "${traces}";
 
+/// What every dashboard marks on its time axis.
+pub(crate) const ANNOTATION: &str =
+    "ALERTS{alertname=~\"Roomtrace.*\", alertstate=\"firing\", instance=~\"$instance\"}";
+
 /// Writes them.
 pub(crate) fn run() -> Result<()> {
     for dashboard in ALL {
@@ -104,7 +108,7 @@ fn whole(of: &Dashboard) -> Value {
         }],
         "annotations": {"list": [{
             "name": "Alerts", "datasource": {"type": "prometheus", "uid": SERIES}, "enable": true, "iconColor": "red",
-            "expr": "ALERTS{alertname=~\"Roomtrace.*\", alertstate=\"firing\", instance=~\"$instance\"}",
+            "expr": ANNOTATION,
             "titleFormat": "{{alertname}}", "textFormat": "{{instance}} {{verdict}}{{class}}"
         }]},
         "panels": panels
@@ -199,8 +203,18 @@ fn panel(of: &Panel, id: usize, at: (u32, u32)) -> Value {
     panel
 }
 
+/// Services that spans of rooms are under: engines' processes, and the agent where it does not know the process.
+pub(crate) const SERVICES: [&str; 2] = ["sglang", "roomtrace"];
+
 /// The room's trace: both hosts' spans, found by the room's number.
 fn trace(id: usize, y: u32) -> Value {
+    let search = |(reference, service): (&str, &str)| {
+        json!({
+            "refId": reference, "datasource": {"type": "jaeger", "uid": TRACES},
+            "queryType": "search", "service": service, "tags": "sglang.pd.room=\"$room\"", "limit": 20
+        })
+    };
+    let targets: Vec<Value> = ["A", "B"].into_iter().zip(SERVICES).map(search).collect();
     json!({
         "id": id, "type": "table", "title": "Traces of room $room",
         "description": "Choose one to see its phases, messages, and the link to the engine's own trace. A pinned room has \
@@ -209,10 +223,8 @@ fn trace(id: usize, y: u32) -> Value {
         "gridPos": {"x": 0, "y": y, "w": 24, "h": 10},
         "fieldConfig": {"defaults": {}, "overrides": []},
         "options": {"showHeader": true, "frameIndex": 0},
-        "targets": [{
-            "refId": "A", "datasource": {"type": "jaeger", "uid": TRACES},
-            "queryType": "search", "service": "roomtrace", "tags": "sglang.pd.room=\"$room\"", "limit": 20
-        }]
+        "transformations": [{"id": "merge", "options": {}}],
+        "targets": targets
     })
 }
 

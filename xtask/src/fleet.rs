@@ -7,6 +7,7 @@
 
 mod engine_spans;
 mod hosts;
+mod outage;
 mod tiers;
 mod traces;
 
@@ -22,10 +23,10 @@ use serde_json::Value;
 use crate::agent::{Agent, Start};
 use crate::install;
 use crate::own::lines;
-use crate::prometheus::{Prometheus, escaped};
+use crate::prometheus::{self, Prometheus, escaped};
 use crate::workload::{self, Workload};
 use hosts::{Host, Network};
-use tiers::{DECISION_WAIT, Running, SHARE, Tiers};
+use tiers::{DECISION_WAIT, SHARE, Tiers};
 use traces::Traces;
 
 /// How long what was sent may take to be seen where it belongs, decision included.
@@ -34,6 +35,12 @@ const PATIENCE: Duration = Duration::from_secs(DECISION_WAIT + 60);
 /// Slower rooms may be kept for their slowness (`ROOMTRACE_SLOW_MS` is 5000).
 const QUICK_S: f64 = 3.0;
 
+/// Rooms whose end prefill's host cannot see, also where prefill's engine has ended: decode may still wait, until its timer.
+const LASTING: &str = "status_lost";
+
+/// Seconds that gateway, Collector and store are away where nothing else is said.
+const OUTAGE: u64 = 20;
+
 /// Arguments.
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -41,8 +48,14 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     agent: Option<PathBuf>,
     /// How long gateway, Collector and store are away, seconds.
-    #[arg(long, default_value_t = 20)]
+    #[arg(long, default_value_t = OUTAGE)]
     outage: u64,
+}
+
+/// Runs it as one of the tests. Returns why it could not run, if it could not.
+pub(crate) fn as_test() -> Result<Vec<String>> {
+    let why = fleet(&Args { agent: None, outage: OUTAGE })?;
+    Ok(why.map(|why| format!("a fleet: {why}")).into_iter().collect())
 }
 
 /// Runs it.
@@ -90,9 +103,10 @@ fn fleet(args: &Args) -> Result<Option<String>> {
     let jaeger = tiers.jaeger()?;
     let gateways = [tiers.gateway(1)?, tiers.gateway(2)?];
     let nodes = [tiers.node(&network.prefill)?, tiers.node(&network.decode)?];
+    let gpu = prometheus::driver(&dir)?;
     let mut sites = Vec::new();
     for host in [&network.prefill, &network.decode] {
-        match site(&program, host, &dir)? {
+        match site(&program, host, &gpu, &dir)? {
             Ok(site) => sites.push(site),
             Err(why) => return Ok(Some(why)),
         }
@@ -113,12 +127,12 @@ fn fleet(args: &Args) -> Result<Option<String>> {
 }
 
 /// Starts a host's agent. The inner error: why it cannot observe.
-fn site<'a>(program: &Path, host: &'a Host, dir: &Path) -> Result<Result<Site<'a>, String>> {
+fn site<'a>(program: &Path, host: &'a Host, gpu: &str, dir: &Path) -> Result<Result<Site<'a>, String>> {
     let config = dir.join(format!("{}.yaml", host.name));
     // The Collector has the usual ports of OTLP; engines that trace send to the agent, which hands on.
     let text = format!(
         "capture: {{own_network: true}}\n\
-         spans: {{enabled: true, grpc: null, http: '{}', forward: {{endpoint: 'http://127.0.0.1:4317'}}}}\n",
+         spans: {{enabled: true, grpc: null, http: '{}', forward: {{endpoint: 'http://127.0.0.1:4317'}}}}\n{gpu}",
         host.at(4338)
     );
     std::fs::write(&config, text).with_context(|| format!("write {}", config.display()))?;
@@ -218,16 +232,15 @@ impl Fleet<'_> {
         eprintln!("{:>4} s  {what}", self.begun.elapsed().as_secs());
     }
 
-    fn workload(&self, name: &str, seed: u32) -> Result<Workload> {
+    fn workload(&self, name: &str, seed: u32, further: &[&str]) -> Result<Workload> {
         let dir = self.dir.join(name);
         install::empty(&dir)?;
         let [prefill, decode] =
             self.sites.each_ref().map(|site| format!("{}={}", site.host.name, site.host.address));
         let seed = seed.to_string();
-        Workload::open(
-            &["demo", "--rate", "8", "--prefill-host", &prefill, "--decode-host", &decode, "--seed", &seed],
-            &dir,
-        )
+        let place = ["--prefill-host", &prefill, "--decode-host", &decode];
+        let all = [&["demo", "--rate", "8", "--seed", &seed][..], &place, further].concat();
+        Workload::open(&all, &dir)
     }
 
     fn rooms(&self, before: &BTreeSet<String>) -> Result<[Rooms; 2]> {
@@ -261,10 +274,16 @@ impl Fleet<'_> {
                 let error =
                     spans.iter().any(|span| span.error.as_ref().is_some_and(|class| !class.is_empty()));
                 if !has("room_pinned") || !error {
-                    missing.push(format!("room {room}: no error span room_pinned of {}", site.host.name));
+                    missing.push(format!(
+                        "room {room}: no error span room_pinned of {}; there are {spans:?}",
+                        site.host.name
+                    ));
                 }
                 if told.closed.is_some() && !has("kv_transfer") {
-                    missing.push(format!("room {room}: no span kv_transfer of {}", site.host.name));
+                    missing.push(format!(
+                        "room {room}: no span kv_transfer of {}; there are {spans:?}",
+                        site.host.name
+                    ));
                 }
             }
         }
@@ -297,18 +316,22 @@ impl Fleet<'_> {
 
     fn undisturbed(&self) -> Result<()> {
         let nothing = BTreeSet::new();
-        let mut workload = self.workload("undisturbed", std::process::id())?;
+        let mut workload = self.workload("undisturbed", std::process::id(), &[])?;
         self.say(&workload.results()?);
         let must = must(&workload.truth()?)?;
         self.all_told(&must, &nothing)?;
         let [prefill, decode] = &self.sites;
         let agents = [&prefill.agent, &decode.agent];
-        let pages = self.prometheus.agree(&agents, 2)?;
+        let pages = self.prometheus.agree(&agents, |pages| pages.len() >= 2)?;
         self.say(&format!("{pages} alerts of pinned rooms fire"));
+        self.queries()?;
         let (linked, engines_trace) = self.engine_ends_a_request()?;
         workload.end()?;
-        self.prometheus.agree(&agents, 0)?;
-        self.say("they have ended with the rooms");
+        let last =
+            self.prometheus.agree(&agents, |pages| pages.iter().all(|(verdict, _)| verdict == LASTING))?;
+        self.say(&format!(
+            "they have ended with the rooms; {last} of {LASTING} last until the engines' timer"
+        ));
 
         let mut rooms = self.rooms(&nothing)?;
         eventually(PATIENCE, || {
@@ -330,6 +353,13 @@ impl Fleet<'_> {
             eventually(PATIENCE, || {
                 let spans = traces::one(self.tiers.here(16686), &trace)?;
                 let wrote = traces::hosts(&spans);
+                let found = traces::of_room(self.tiers.here(16686), room)?;
+                if found.len() != 1 || !found.contains_key(&trace) {
+                    return Ok(Some(format!(
+                        "the dashboard finds {:?} for room {room}, not its trace {trace}",
+                        found.keys()
+                    )));
+                }
                 Ok((wrote != known).then(|| {
                     format!("trace {trace} of room {room} has spans of {wrote:?}, not of {known:?}")
                 }))
@@ -351,6 +381,17 @@ impl Fleet<'_> {
         self.say("one of them links to the engine's own trace, which is there too");
         self.sampled(&rooms)?;
         self.measured(&rooms)
+    }
+
+    /// Every query of dashboards and rules, and what it gives.
+    fn queries(&self) -> Result<()> {
+        let asked = self.prometheus.answers_everything(&self.sites[0].host.at(9713).to_string())?;
+        println!("series  largest value  query");
+        for query in &asked {
+            println!("{query}");
+        }
+        self.say(&format!("{} queries of dashboards and rules have data", asked.len()));
+        Ok(())
     }
 
     /// The engine of one pinned room ends its request, as one that traces would tell. That room's trace and the engine's.
@@ -413,89 +454,6 @@ impl Fleet<'_> {
         Ok(())
     }
 
-    fn disturbed(
-        &self,
-        outage: Duration,
-        jaeger: &Running,
-        [first, _second]: [Running; 2],
-        [prefill_node, decode_node]: [Running; 2],
-    ) -> Result<()> {
-        let before: BTreeSet<String> =
-            self.rooms(&BTreeSet::new())?.iter().flat_map(|of| of.keys().cloned()).collect();
-        let mut workload = self.workload("disturbed", std::process::id().wrapping_add(1 << 20))?;
-        workload.begin()?;
-        eventually(PATIENCE, || {
-            let pinned = self.rooms(&before)?.iter().any(|of| of.values().any(|told| told.pinned));
-            Ok((!pinned).then(|| "no room is pinned".to_owned()))
-        })?;
-        let in_memory = self.one_value(&format!(
-            "otelcol_processor_tail_sampling_sampling_traces_on_memory{{instance=\"{}\"}}",
-            self.tiers.gateway_pages()[1][0]
-        ))?;
-        let killed_at = timestamp()?;
-        first.kill()?;
-        decode_node.stop()?;
-        jaeger.freeze()?;
-        self.say("a gateway is killed, the decode host's Collector is stopped, Jaeger hangs");
-        let end = Instant::now() + outage;
-        self.say(&workload.results()?);
-        sleep(end.saturating_duration_since(Instant::now()));
-        let rooms = self.rooms(&before)?;
-        let pins = rooms.iter().flat_map(Rooms::values).filter(|told| told.pinned).count();
-        let waiting = self.one_value(&format!(
-            "otelcol_exporter_queue_size{{exporter=\"load_balancing\", instance=\"{}\"}}",
-            self.sites[0].host.at(8888)
-        ))?;
-        self.say(&format!(
-            "{} s later {pins} pins were told, {waiting} bytes wait on the prefill host's disk",
-            outage.as_secs()
-        ));
-        let _gateway = self.tiers.gateway(1)?;
-        let _node = self.tiers.node(self.sites[1].host)?;
-        jaeger.thaw()?;
-        let back = Instant::now();
-        let must = must(&workload.truth()?)?;
-        self.all_told(&must, &before)?;
-        workload.end()?;
-        let mut rooms = rooms;
-        eventually(PATIENCE, || {
-            rooms = self.rooms(&before)?;
-            Ok(self.pinned_missing(&rooms)?.pop())
-        })?;
-        self.say(&format!("all is back: of {} pinned rooms nothing is lost", must.len()));
-        let mut share = self.share(&rooms)?;
-        while !share.missing.is_empty() && back.elapsed() < Duration::from_secs(DECISION_WAIT + 15) {
-            sleep(Duration::from_secs(1));
-            share = self.share(&rooms)?;
-        }
-        self.lost(&share, &killed_at, &in_memory)?;
-        drop(prefill_node);
-        Ok(())
-    }
-
-    /// Only what the killed gateway had in memory may be lost: views that ended before it was killed and less than the wait
-    /// for a decision ago.
-    fn lost(&self, share: &Share, killed_at: &str, in_memory: &str) -> Result<()> {
-        let late =
-            share.missing.iter().find(|event| event["closed_at"].as_str().is_some_and(|at| at > killed_at));
-        if let Some(event) = late {
-            bail!("room {} ended after the gateway was killed and is lost all the same", event["room"]);
-        }
-        let dropped: f64 = self
-            .sites
-            .iter()
-            .map(|site| Ok(site.agent.metric("roomtrace_export_dropped_total", &[])?.unwrap_or(0.0)))
-            .sum::<Result<f64>>()?;
-        ensure!(dropped == 0.0, "the agents have dropped {dropped} spans or records");
-        self.say(&format!(
-            "lost: {} of {} views of healthy rooms that were to be kept, all from the killed gateway's memory (it had {in_memory} traces there, \
-             otelcol_processor_tail_sampling_sampling_traces_on_memory); the agents dropped nothing",
-            share.missing.len(),
-            share.kept + share.missing.len()
-        ));
-        Ok(())
-    }
-
     fn one_value(&self, query: &str) -> Result<String> {
         let data = self.prometheus.api(&format!("/api/v1/query?query={}", escaped(query)))?;
         let value = data["result"][0]["value"][1].as_str();
@@ -511,9 +469,4 @@ struct Share {
     /// Events of those that were to be kept and are not in Jaeger.
     missing: Vec<Value>,
     unasked: Vec<String>,
-}
-
-/// Now, as the agents write it.
-fn timestamp() -> Result<String> {
-    Ok(install::output(Command::new("date").args(["-u", "+%Y-%m-%dT%H:%M:%S.%NZ"]))?.trim().to_owned())
 }

@@ -1,6 +1,8 @@
 //! A real Prometheus that scrapes an agent each second, judges the project's alert rules by what it got, and is asked every
 //! query of its dashboards.
 
+mod queries;
+
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::net::{SocketAddr, TcpListener};
@@ -13,14 +15,17 @@ use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
 use crate::agent::{Agent, Start, get};
+use crate::install;
 use crate::workload::Workload;
-use crate::{dashboards, install};
 
 /// How long it may take to start, and an alert to follow what it is about.
 const PATIENCE: Duration = Duration::from_mins(1);
 
 /// The alert that pages.
 const PAGE: &str = "RoomtraceRoomPinned";
+
+/// Verdict and confidence of pages.
+pub(crate) type Pages = BTreeSet<(String, String)>;
 
 /// A running Prometheus. Dropping it kills it.
 pub(crate) struct Prometheus {
@@ -92,7 +97,7 @@ impl Prometheus {
     }
 
     /// Verdict and confidence of each firing page.
-    fn pages(&self) -> Result<BTreeSet<(String, String)>> {
+    fn pages(&self) -> Result<Pages> {
         let data = self.api("/api/v1/alerts")?;
         let firing = data["alerts"].as_array().context("no alerts")?.iter();
         let firing = firing.filter(|a| a["state"] == "firing" && a["labels"]["alertname"] == PAGE);
@@ -100,16 +105,16 @@ impl Prometheus {
         Ok(firing.map(|a| (label(a, "verdict"), label(a, "confidence"))).collect())
     }
 
-    /// Waits until pages fire for exactly what the agent has pinned now, for at least so many verdicts.
-    pub(crate) fn agree(&self, agents: &[&Agent], at_least: usize) -> Result<usize> {
+    /// Waits until pages fire for exactly what the agents have pinned now, and these are such as `wanted`. How many there are.
+    pub(crate) fn agree(&self, agents: &[&Agent], wanted: impl Fn(&Pages) -> bool) -> Result<usize> {
         let end = Instant::now() + PATIENCE;
         loop {
-            let mut pinned = BTreeSet::new();
+            let mut pinned = Pages::new();
             for agent in agents {
                 pinned.extend(pinned_at(agent)?);
             }
             let pages = self.pages()?;
-            if pinned == pages && (pages.len() >= at_least) && (at_least > 0 || pages.is_empty()) {
+            if pinned == pages && wanted(&pages) {
                 return Ok(pages.len());
             }
             if Instant::now() > end {
@@ -117,29 +122,6 @@ impl Prometheus {
             }
             sleep(Duration::from_millis(200));
         }
-    }
-}
-
-impl Prometheus {
-    /// Asks every query of every dashboard as Grafana would. How many there were; each has to be answered with data.
-    fn answers_dashboards(&self, agent: &Agent) -> Result<usize> {
-        let target = agent.api();
-        let host = target.trim_start_matches("http://");
-        let queries = dashboards::ALL.iter().flat_map(|d| d.panels.iter().map(move |p| (d, p)));
-        let mut asked = 0;
-        for (dashboard, panel) in queries {
-            for (expression, _) in panel.queries {
-                let place = format!("{}, panel {:?}", dashboard.title, panel.title);
-                let filled = expression.replace("$__rate_interval", "5s").replace("$instance", host);
-                let data = self.api(&format!("/api/v1/query?query={}", escaped(&filled)));
-                let data = data.with_context(|| place.clone())?;
-                if data["result"].as_array().is_none_or(Vec::is_empty) {
-                    bail!("{place}: no data for `{filled}`; see {}", self.log.display());
-                }
-                asked += 1;
-            }
-        }
-        Ok(asked)
     }
 
     /// Phases lead to the traces of rooms.
@@ -182,7 +164,7 @@ impl Drop for Prometheus {
 }
 
 /// Verdict and confidence of pinned rooms that are to be paged for, as `/metrics` has them.
-fn pinned_at(agent: &Agent) -> Result<BTreeSet<(String, String)>> {
+fn pinned_at(agent: &Agent) -> Result<Pages> {
     let text = agent.get("/metrics")?;
     let series = text.lines().filter(|l| l.starts_with("roomtrace_rooms_pinned{") && !l.ends_with(" 0.0"));
     let label = |line: &str, name: &str| -> String {
@@ -193,22 +175,22 @@ fn pinned_at(agent: &Agent) -> Result<BTreeSet<(String, String)>> {
     Ok(all.filter(|(_, confidence)| confidence != "possible").collect())
 }
 
-/// A driver that stands in for NVIDIA's: one GPU that moves something.
-fn driver(dir: &Path) -> Result<PathBuf> {
+/// A driver that stands in for NVIDIA's: one GPU that moves something. What a configuration says to have it used.
+pub(crate) fn driver(dir: &Path) -> Result<String> {
     install::cargo(&["build", "--quiet", "--package", "nvml-stand-in"])?;
     let lib = dir.join("libnvidia-ml.so.1");
     std::fs::copy(install::target().join("debug/libnvml_stand_in.so"), &lib).context("copy the driver")?;
     let script = dir.join("libnvidia-ml.so.1.script");
     std::fs::write(script, "0.pcie_tx = 1000000000\n0.pcie_rx = 1000000\n0.util = 50\n")?;
-    let config = dir.join("roomtrace.yaml");
-    std::fs::write(&config, format!("gpu:\n  lib_path: {}\n", lib.display()))?;
-    Ok(config)
+    Ok(format!("gpu: {{lib_path: {}}}\n", lib.display()))
 }
 
 /// Live check: pins of the demo's workload page, each under its verdict, and no longer once the rooms are over; every panel
 /// of the dashboards has data meanwhile. The inner error: why this host cannot be observed.
 pub(crate) fn check(agent: &Path, dir: &Path) -> Result<Result<String, String>> {
-    let config = ["--config".to_owned(), driver(dir)?.to_string_lossy().into_owned()];
+    let config = dir.join("roomtrace.yaml");
+    std::fs::write(&config, driver(dir)?)?;
+    let config = ["--config".to_owned(), config.to_string_lossy().into_owned()];
     let started = Agent::start(agent, &config, &dir.join("events.jsonl"), &dir.join("agent.log"))?;
     let agent = match started {
         Start::Observing(agent) => agent,
@@ -218,14 +200,14 @@ pub(crate) fn check(agent: &Path, dir: &Path) -> Result<Result<String, String>> 
     let mut workload = Workload::open(&["demo"], dir)?;
     workload.results()?;
     // The demo has more; some of its verdicts are never more than possible.
-    let pages = prometheus.agree(&[&agent], 3)?;
-    let queries = prometheus.answers_dashboards(&agent)?;
+    let pages = prometheus.agree(&[&agent], |pages| pages.len() >= 3)?;
+    let queries = prometheus.answers_everything(agent.api().trim_start_matches("http://"))?.len();
     prometheus.has_exemplars()?;
     workload.end()?;
-    prometheus.agree(&[&agent], 0)?;
+    prometheus.agree(&[&agent], Pages::is_empty)?;
     drop(prometheus);
     agent.stop()?;
     Ok(Ok(format!(
-        "{pages} alerts of pinned rooms fire in Prometheus and end with them; {queries} queries of dashboards have data"
+        "{pages} alerts of pinned rooms fire in Prometheus and end with them; {queries} queries of dashboards and rules have data"
     )))
 }

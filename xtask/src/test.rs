@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
-use crate::{dashboards, demo, ebpf, install, k8s, live, page, prometheus, services};
+use crate::{dashboards, demo, ebpf, fleet, install, k8s, live, page, prometheus, services};
 
 /// Debian packages that tests need: libzmq for the workload, tcpdump and tshark as independent witnesses, tmux as a
 /// terminal for `roomtrace top`.
@@ -49,6 +49,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         skipped.extend(live::as_test()?);
         step("pages in a browser");
         skipped.extend(page::as_test()?);
+        step("a fleet: Collectors, Jaeger, Prometheus");
+        skipped.extend(fleet::as_test()?);
         if KUBERNETES {
             step("Kubernetes");
             k8s::as_test()?;

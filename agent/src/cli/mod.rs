@@ -374,8 +374,11 @@ fn dropped(counters: &Counters) -> Option<String> {
 
 /// Log lines go to standard error; `ROOMTRACE_LOG` filters them.
 fn logging() {
+    // What the exporters' own log has to say is told in words of this program (`export/otlp`).
+    const QUIET: [&str; 3] = ["opentelemetry=off", "opentelemetry_sdk=off", "opentelemetry-otlp=off"];
     let filter = tracing_subscriber::EnvFilter::try_from_env("ROOMTRACE_LOG")
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
+    let filter = QUIET.iter().filter_map(|d| d.parse().ok()).fold(filter, |f, d| f.add_directive(d));
     // A second initialisation (tests that run the command in one process) keeps the first.
     drop(tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).try_init());
 }

@@ -42,7 +42,7 @@ impl Signal {
 pub enum Reason {
     /// Its queue was full.
     QueueFull,
-    /// The receiver refused it for good.
+    /// The receiver refused it for good, or took the request and not it (OTLP's partial success).
     Rejected,
     /// One item alone is larger than a request may be.
     TooLarge,
@@ -92,6 +92,13 @@ impl Counters {
         if let Some(counter) = self.sent.get(signal as usize) {
             counter.fetch_add(n, Ordering::Relaxed);
         }
+    }
+
+    /// Counts a request with `n` items that was taken but for `rejected` of them.
+    pub(super) fn taken(&self, signal: Signal, n: u64, rejected: u64) {
+        let rejected = rejected.min(n);
+        self.sent_items(signal, n - rejected);
+        self.drop_items(signal, Reason::Rejected, rejected);
     }
 
     /// Items lost.

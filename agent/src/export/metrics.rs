@@ -463,7 +463,8 @@ static METRICS: &[Descriptor] = &[
         name: "roomtrace_export_dropped_total",
         kind: Type::Counter,
         unit: "{item}",
-        help: "Lines, spans and log records that did not leave the agent.",
+        help: "Lines, spans and log records that did not leave the agent, or that their receiver has not taken: `rejected` also where it takes \
+               a request and leaves them out (OTLP's partial success). Of metrics: requests.",
         labels: &["signal", "reason"],
         read: |s| s.dropped(),
     },

@@ -11,18 +11,20 @@ use axum::body::Bytes;
 use axum::extract::{Path, State};
 use axum::http::{HeaderMap, StatusCode};
 use opentelemetry_proto::tonic::collector::logs::v1::logs_service_server::{LogsService, LogsServiceServer};
-use opentelemetry_proto::tonic::collector::logs::v1::{ExportLogsServiceRequest, ExportLogsServiceResponse};
+use opentelemetry_proto::tonic::collector::logs::v1::{
+    ExportLogsPartialSuccess, ExportLogsServiceRequest, ExportLogsServiceResponse,
+};
 use opentelemetry_proto::tonic::collector::metrics::v1::metrics_service_server::{
     MetricsService, MetricsServiceServer,
 };
 use opentelemetry_proto::tonic::collector::metrics::v1::{
-    ExportMetricsServiceRequest, ExportMetricsServiceResponse,
+    ExportMetricsPartialSuccess, ExportMetricsServiceRequest, ExportMetricsServiceResponse,
 };
 use opentelemetry_proto::tonic::collector::trace::v1::trace_service_server::{
     TraceService, TraceServiceServer,
 };
 use opentelemetry_proto::tonic::collector::trace::v1::{
-    ExportTraceServiceRequest, ExportTraceServiceResponse,
+    ExportTracePartialSuccess, ExportTraceServiceRequest, ExportTraceServiceResponse,
 };
 use opentelemetry_proto::tonic::common::v1::{KeyValue, any_value};
 use opentelemetry_proto::tonic::logs::v1::LogRecord;
@@ -44,6 +46,34 @@ pub(crate) enum Answer {
     Http(u16, Option<u64>),
     /// Never.
     Hang,
+    /// Taken but for so many, and what is said of it.
+    Partly(i64, &'static str),
+}
+
+/// An answer that says what of a request was not taken.
+trait Partial {
+    fn partial(rejected: i64, why: &str) -> Self;
+}
+
+impl Partial for ExportTraceServiceResponse {
+    fn partial(rejected_spans: i64, why: &str) -> Self {
+        let partial = ExportTracePartialSuccess { rejected_spans, error_message: why.to_owned() };
+        Self { partial_success: Some(partial) }
+    }
+}
+
+impl Partial for ExportLogsServiceResponse {
+    fn partial(rejected_log_records: i64, why: &str) -> Self {
+        let partial = ExportLogsPartialSuccess { rejected_log_records, error_message: why.to_owned() };
+        Self { partial_success: Some(partial) }
+    }
+}
+
+impl Partial for ExportMetricsServiceResponse {
+    fn partial(rejected_data_points: i64, why: &str) -> Self {
+        let partial = ExportMetricsPartialSuccess { rejected_data_points, error_message: why.to_owned() };
+        Self { partial_success: Some(partial) }
+    }
 }
 
 /// What came.
@@ -123,19 +153,20 @@ impl Receiver {
         self.script.lock().unwrap().pop_front()
     }
 
-    async fn grpc<T, R: Default>(
+    async fn grpc<T, R: Default + Partial>(
         &self,
         request: Request<T>,
         keep: impl FnOnce(&mut Received, T),
     ) -> Result<Response<R>, Status> {
         let head = request.metadata().clone().into_headers();
-        match self.note(pairs(&head)) {
+        let answer = match self.note(pairs(&head)) {
             Some(Answer::Code(code)) => return Err(Status::new(code, "as the test says")),
-            Some(Answer::Hang) => std::future::pending::<()>().await,
-            Some(Answer::Http(..)) | None => {}
-        }
+            Some(Answer::Hang) => std::future::pending().await,
+            Some(Answer::Partly(rejected, why)) => R::partial(rejected, why),
+            Some(Answer::Http(..)) | None => R::default(),
+        };
         keep(&mut self.received.lock().unwrap(), request.into_inner());
-        Ok(Response::new(R::default()))
+        Ok(Response::new(answer))
     }
 
     /// Serves gRPC on `listener`; messages above `limit` bytes are refused.
@@ -239,16 +270,20 @@ async fn take(
     body: Bytes,
 ) -> (StatusCode, HeaderMap, Vec<u8>) {
     let mut back = HeaderMap::new();
-    match r.note(pairs(&headers)) {
+    let answer = match r.note(pairs(&headers)) {
         Some(Answer::Http(status, after)) => {
             if let Some(after) = after {
                 back.insert("retry-after", after.into());
             }
             return (StatusCode::from_u16(status).unwrap(), back, Vec::new());
         }
-        Some(Answer::Hang) => std::future::pending::<()>().await,
-        Some(Answer::Code(_)) | None => {}
-    }
+        Some(Answer::Hang) => std::future::pending().await,
+        // The answers of all signals are alike.
+        Some(Answer::Partly(rejected, why)) => {
+            ExportTraceServiceResponse::partial(rejected, why).encode_to_vec()
+        }
+        Some(Answer::Code(_)) | None => Vec::new(),
+    };
     let body = if headers.get("content-encoding").is_some_and(|e| e == "gzip") {
         let mut plain = Vec::new();
         flate2::read::GzDecoder::new(&body[..]).read_to_end(&mut plain).unwrap();
@@ -263,7 +298,7 @@ async fn take(
         "metrics" => received.metrics.push(ExportMetricsServiceRequest::decode(&body[..]).unwrap()),
         _ => return (StatusCode::NOT_FOUND, back, Vec::new()),
     }
-    (StatusCode::OK, back, Vec::new())
+    (StatusCode::OK, back, answer)
 }
 
 fn pairs(headers: &HeaderMap) -> Vec<(String, String)> {

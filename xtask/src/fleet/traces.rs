@@ -7,6 +7,8 @@ use anyhow::{Context, Result};
 use serde_json::Value;
 
 use crate::agent::get;
+use crate::dashboards::SERVICES;
+use crate::prometheus::escaped;
 
 /// A span in Jaeger.
 #[derive(Debug)]
@@ -22,11 +24,30 @@ pub(super) struct Span {
 /// All traces by id.
 pub(super) type Traces = BTreeMap<String, Vec<Span>>;
 
-/// Everything that Jaeger has of the engines' processes.
+/// Everything that Jaeger has of rooms.
 pub(super) fn all(jaeger: SocketAddr) -> Result<Traces> {
-    // Times of its search are microseconds.
-    let path = "/api/traces?service=sglang&limit=100000&start=0&end=99999999999999999";
-    let answer: Value = serde_json::from_str(&get(jaeger, path).context("ask Jaeger for all traces")?)?;
+    let mut all = Traces::new();
+    for service in SERVICES {
+        // A trace comes whole, whoever is asked for.
+        all.extend(search(jaeger, &format!("service={service}&limit=100000"))?);
+    }
+    Ok(all)
+}
+
+/// Traces of a room as the dashboard looks for them, by its number.
+pub(super) fn of_room(jaeger: SocketAddr, room: &str) -> Result<Traces> {
+    let tags = escaped(&format!("{{\"sglang.pd.room\":\"{room}\"}}"));
+    let mut all = Traces::new();
+    for service in SERVICES {
+        all.extend(search(jaeger, &format!("service={service}&tags={tags}&limit=20"))?);
+    }
+    Ok(all)
+}
+
+fn search(jaeger: SocketAddr, query: &str) -> Result<Traces> {
+    // Times are microseconds.
+    let path = format!("/api/traces?{query}&start=0&end=99999999999999999");
+    let answer: Value = serde_json::from_str(&get(jaeger, &path).context("ask Jaeger for traces")?)?;
     let data = answer["data"].as_array().context("Jaeger's answer has no data")?;
     Ok(data.iter().map(|trace| (text(&trace["traceID"]), spans(trace))).collect())
 }

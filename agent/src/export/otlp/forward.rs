@@ -15,6 +15,7 @@ use tokio::task::JoinHandle;
 
 use super::Endpoint;
 use super::config::{OtlpConfig, Protocol, QueueConfig, Secret, TlsConfig};
+use super::partial::PARTLY;
 use super::raw;
 use super::settings::{self, OtlpError, Target};
 use super::transport::{Failure, Wire};
@@ -87,6 +88,8 @@ struct State {
     spans: u64,
     closed: bool,
     complaint: Complaint,
+    /// Of requests that were taken in part.
+    partly: Complaint,
 }
 
 #[derive(Debug)]
@@ -231,11 +234,11 @@ impl Shared {
             match next {
                 (Some(item), _) => {
                     let spans = item.payload.spans;
-                    let lost = self.deliver(&item).await.err();
+                    let delivered = self.deliver(&item).await;
                     self.done(&item);
-                    match lost {
-                        None => self.counters.sent_items(Signal::Spans, spans),
-                        Some(reason) => self.counters.drop_items(Signal::Spans, reason, spans),
+                    match delivered {
+                        Ok(rejected) => self.counters.taken(Signal::Spans, spans, rejected),
+                        Err(reason) => self.counters.drop_items(Signal::Spans, reason, spans),
                     }
                 }
                 (None, true) => return,
@@ -251,17 +254,22 @@ impl Shared {
         state.spans = state.spans.saturating_sub(item.payload.spans);
     }
 
-    /// Tries until it is delivered, refused, or too old.
-    async fn deliver(&self, item: &Item) -> Result<(), Reason> {
+    /// Tries until it is delivered, refused, or too old. How many of its spans the receiver has not taken.
+    async fn deliver(&self, item: &Item) -> Result<u64, Reason> {
         let mut pause = PAUSE.0;
         loop {
             if item.born.elapsed() >= self.limits.keep {
                 return Err(Reason::Expired);
             }
             match raw::send(&self.target, &self.wire, &item.payload).await {
-                Ok(()) => {
+                Ok(taken) => {
                     self.works();
-                    return Ok(());
+                    let told = taken.tells().then(|| self.state().partly.failed(Instant::now())).flatten();
+                    if told.is_some() {
+                        let (endpoint, rejected, why) = (&self.target.endpoint, taken.rejected, taken.why);
+                        tracing::warn!(endpoint, rejected, why, "{}", PARTLY);
+                    }
+                    return Ok(taken.rejected);
                 }
                 Err(Failure::Later { why, after }) => {
                     self.complain(&why, "kept and tried again");

@@ -15,6 +15,7 @@ use opentelemetry_sdk::metrics::{PeriodicReader, SdkMeterProvider, Temporality};
 use tokio::sync::watch;
 
 use super::OtlpError;
+use super::partial::{Hearing, PARTLY, Taken};
 use super::settings::{Env, Target};
 use super::transport::{Failure, Wire, metric_exporter};
 use crate::export::complaint::Complaint;
@@ -57,7 +58,8 @@ impl Metrics {
             wire: wire.clone(),
             endpoint: target.endpoint.clone(),
             counters: Arc::clone(&counters),
-            complaint: Mutex::default(),
+            hearing: Hearing::new(),
+            complaints: Mutex::default(),
         };
         let every =
             env("OTEL_METRIC_EXPORT_INTERVAL").and_then(|v| v.parse().ok()).map(Duration::from_millis);
@@ -138,16 +140,26 @@ struct Told {
     wire: Wire,
     endpoint: String,
     counters: Arc<Counters>,
-    complaint: Mutex<Complaint>,
+    hearing: Hearing,
+    /// Of requests that were not taken, and of those that were in part.
+    complaints: Mutex<(Complaint, Complaint)>,
 }
 
 impl Told {
-    fn look(&self, result: &OTelSdkResult) {
+    fn look(&self, result: &OTelSdkResult, taken: &Taken) {
         let now = Instant::now();
-        let Ok(mut complaint) = self.complaint.lock() else { return };
+        let Ok(mut complaints) = self.complaints.lock() else { return };
+        let (complaint, partly) = &mut *complaints;
         match result {
             Ok(()) => {
-                self.counters.sent_items(Signal::Metrics, 1);
+                // The unit is a request.
+                self.counters.taken(Signal::Metrics, 1, taken.rejected);
+                if taken.tells()
+                    && let Some(untold) = partly.failed(now)
+                {
+                    let (endpoint, rejected, why) = (&self.endpoint, taken.rejected, taken.why.as_str());
+                    tracing::warn!(signal = "metrics", endpoint, rejected, why, untold, "{PARTLY}");
+                }
                 if let Some(after) = complaint.works(now) {
                     tracing::info!(
                         endpoint = self.endpoint,
@@ -178,8 +190,8 @@ impl Told {
 
 impl PushMetricExporter for Told {
     async fn export(&self, metrics: &ResourceMetrics) -> OTelSdkResult {
-        let result = self.inner.export(metrics).await;
-        self.look(&result);
+        let (result, taken) = self.hearing.hear(self.inner.export(metrics)).await;
+        self.look(&result, &taken);
         result
     }
 

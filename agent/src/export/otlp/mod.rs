@@ -16,6 +16,7 @@ mod logs;
 mod metrics;
 mod network;
 mod numbers;
+mod partial;
 mod queue;
 mod raw;
 mod resource;

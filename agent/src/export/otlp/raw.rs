@@ -17,6 +17,7 @@ use tonic::client::GrpcService as _;
 use tonic::transport::Channel;
 
 use super::forward::Payload;
+use super::partial::Taken;
 use super::settings::Target;
 use super::transport::{CONNECT, Failure, Recorder, Wire, chain};
 use crate::engine::otlp::status::{RetryInfo, Status};
@@ -26,6 +27,9 @@ const METHOD: &str = "/opentelemetry.proto.collector.trace.v1.TraceService/Expor
 
 /// Longest answer that is read.
 const ANSWER: usize = 64 << 10;
+
+/// Bytes before a message of gRPC.
+const FRAME: usize = 5;
 
 /// gRPC writes binary metadata without padding and takes it with.
 const BASE64: GeneralPurpose = GeneralPurpose::new(
@@ -37,7 +41,7 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
 ///
 /// # Errors
 /// What is to be done about it.
-pub(super) async fn send(target: &Target, wire: &Wire, payload: &Payload) -> Result<(), Failure> {
+pub(super) async fn send(target: &Target, wire: &Wire, payload: &Payload) -> Result<Taken, Failure> {
     let limit = target.timeout + CONNECT;
     let sending = async {
         match wire {
@@ -49,23 +53,24 @@ pub(super) async fn send(target: &Target, wire: &Wire, payload: &Payload) -> Res
     tokio::time::timeout(limit, sending).await.unwrap_or_else(|_| Err(late()))
 }
 
-async fn http(target: &Target, client: &Recorder, payload: &Payload) -> Result<(), Failure> {
+async fn http(target: &Target, client: &Recorder, payload: &Payload) -> Result<Taken, Failure> {
     let mut request = Request::post(&target.endpoint).header(header::CONTENT_TYPE, "application/x-protobuf");
     if payload.gzip {
         request = request.header(header::CONTENT_ENCODING, "gzip");
     }
     let never = |e: axum::http::Error| Failure::Never { why: e.to_string() };
     let request = request.body(payload.bytes.clone()).map_err(never)?;
-    client.send_as_is(request).await
+    let answer = client.send_as_is(request).await?;
+    Ok(if answer.len() > ANSWER { Taken::default() } else { Taken::read(&answer) })
 }
 
-async fn grpc(target: &Target, mut channel: Channel, payload: &Payload) -> Result<(), Failure> {
+async fn grpc(target: &Target, mut channel: Channel, payload: &Payload) -> Result<Taken, Failure> {
     let later = |e: tonic::transport::Error| Failure::Later { why: chain(&e), after: None };
     poll_fn(|cx| channel.poll_ready(cx)).await.map_err(later)?;
     let answer = channel.call(framed(target, payload)?).await.map_err(later)?;
     let (head, body) = answer.into_parts();
     if head.headers.contains_key("grpc-status") {
-        return verdict(&head.headers);
+        return verdict(&head.headers).map(|()| Taken::default());
     }
     match head.status.as_u16() {
         200 => {}
@@ -74,14 +79,19 @@ async fn grpc(target: &Target, mut channel: Channel, payload: &Payload) -> Resul
         }
         status => return Err(Failure::Never { why: format!("answer {status}: not gRPC") }),
     }
-    match Limited::new(body, ANSWER).collect().await {
-        Ok(whole) => verdict(whole.trailers().unwrap_or(&HeaderMap::new())),
-        Err(e) => Err(Failure::Later { why: format!("its answer broke off: {e}"), after: None }),
-    }
+    let whole = match Limited::new(body, ANSWER).collect().await {
+        Ok(whole) => whole,
+        Err(e) => return Err(Failure::Later { why: format!("its answer broke off: {e}"), after: None }),
+    };
+    verdict(whole.trailers().unwrap_or(&HeaderMap::new()))?;
+    let message = whole.to_bytes();
+    // A flag (0: not compressed, as nothing else was asked for) and the length stand before it.
+    let plain = message.first() == Some(&0);
+    Ok(message.get(FRAME..).filter(|_| plain).map(Taken::read).unwrap_or_default())
 }
 
 fn framed(target: &Target, payload: &Payload) -> Result<Request<tonic::body::Body>, Failure> {
-    let mut frame = BytesMut::with_capacity(payload.bytes.len() + 5);
+    let mut frame = BytesMut::with_capacity(payload.bytes.len() + FRAME);
     frame.put_u8(u8::from(payload.gzip));
     frame.put_u32(u32::try_from(payload.bytes.len()).unwrap_or(u32::MAX));
     frame.put_slice(&payload.bytes);

@@ -4,6 +4,7 @@ use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::partial::{PARTLY, Taken};
 use super::queue::{Batch, Item, Queue, REQUEST_BYTES, REQUEST_ITEMS};
 use super::transport::{Export, Exporters, Failure};
 use crate::export::complaint::Complaint;
@@ -33,6 +34,8 @@ pub(super) struct Sender<T: Export> {
 
 struct State {
     complaint: Complaint,
+    /// Of requests that were taken in part.
+    partly: Complaint,
     pause: Duration,
     /// Bytes of the next request; halved when one was too large, doubled when one went through.
     bytes: usize,
@@ -48,6 +51,7 @@ impl<T: Export> Sender<T> {
     ) -> Self {
         let state = State {
             complaint: Complaint::default(),
+            partly: Complaint::default(),
             pause: PAUSE.0,
             bytes: REQUEST_BYTES,
             jitter: RandomState::new(),
@@ -85,10 +89,11 @@ impl<T: Export> Sender<T> {
         let payload: Vec<T> = batch.iter().flat_map(|i| i.payload.iter().cloned()).collect();
         let count = payload.len() as u64;
         match self.exporters.send(process, payload).await {
-            Ok(()) => {
+            Ok(taken) => {
                 self.queue.done(&batch);
-                self.counters.sent_items(T::SIGNAL, count);
+                self.counters.taken(T::SIGNAL, count, taken.rejected);
                 self.works();
+                self.partly(&taken);
                 None
             }
             Err(Failure::Later { why, after }) => {
@@ -128,6 +133,18 @@ impl<T: Export> Sender<T> {
             let signal = T::SIGNAL.label();
             let endpoint = self.exporters.endpoint();
             tracing::info!(signal, endpoint, "OTLP is delivered again after {} s", after.as_secs());
+        }
+    }
+
+    /// Says what a receiver that takes requests has against them.
+    fn partly(&mut self, taken: &Taken) {
+        if !taken.tells() {
+            return;
+        }
+        if let Some(untold) = self.state.partly.failed(Instant::now()) {
+            let (signal, endpoint) = (T::SIGNAL.label(), self.exporters.endpoint());
+            let (rejected, why) = (taken.rejected, taken.why.as_str());
+            tracing::warn!(signal, endpoint, rejected, why, untold, "{PARTLY}");
         }
     }
 

@@ -23,6 +23,7 @@ use tonic::metadata::{AsciiMetadataKey, AsciiMetadataValue};
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 
 use super::config::Protocol;
+use super::partial::{Hearing, Taken};
 use super::resource::{ProcessKey, Resources};
 use super::settings::{OtlpError, Target};
 use super::{logs, spans};
@@ -156,16 +157,16 @@ impl Recorder {
         Self { client, runtime, headers: target.headers.clone(), last: Mutex::new(None) }
     }
 
-    /// Sends a request that no exporter made.
+    /// Sends a request that no exporter made; the body of its answer.
     ///
     /// # Errors
     /// What is to be done about it.
-    pub(super) async fn send_as_is(&self, mut request: Request<Bytes>) -> Result<(), Failure> {
+    pub(super) async fn send_as_is(&self, mut request: Request<Bytes>) -> Result<Bytes, Failure> {
         for (name, value) in &self.headers {
             request.headers_mut().insert(name.clone(), value.clone());
         }
         match HttpClient::send_bytes(&self.client, request).await {
-            Ok(answer) if answer.status().is_success() => Ok(()),
+            Ok(answer) if answer.status().is_success() => Ok(answer.into_body()),
             Ok(answer) => Err(status_failure(
                 answer.status().as_u16(),
                 retry_after(&answer),
@@ -359,12 +360,13 @@ pub(super) struct Exporters<T: Export> {
     target: Target,
     wire: Wire,
     resources: Resources,
+    hearing: Hearing,
     kept: VecDeque<(Option<ProcessKey>, T::Exporter)>,
 }
 
 impl<T: Export> Exporters<T> {
     pub(super) fn new(target: Target, wire: Wire, resources: Resources) -> Self {
-        Self { target, wire, resources, kept: VecDeque::new() }
+        Self { target, wire, resources, hearing: Hearing::new(), kept: VecDeque::new() }
     }
 
     pub(super) fn endpoint(&self) -> &str {
@@ -375,12 +377,18 @@ impl<T: Export> Exporters<T> {
     ///
     /// # Errors
     /// What is to be done about it.
-    pub(super) async fn send(&mut self, process: Option<ProcessKey>, batch: Vec<T>) -> Result<(), Failure> {
+    pub(super) async fn send(
+        &mut self,
+        process: Option<ProcessKey>,
+        batch: Vec<T>,
+    ) -> Result<Taken, Failure> {
         // The exporter has this time limit too; this one also covers waiting for the connection.
         let limit = self.target.timeout + CONNECT;
+        let hearing = self.hearing.clone();
         let exporter = self.exporter(process).map_err(|e| Failure::Never { why: e.to_string() })?;
-        match tokio::time::timeout(limit, T::export(exporter, batch)).await {
-            Ok(Ok(())) => Ok(()),
+        let (sent, taken) = hearing.hear(tokio::time::timeout(limit, T::export(exporter, batch))).await;
+        match sent {
+            Ok(Ok(())) => Ok(taken),
             Ok(Err(e)) => Err(self.wire.failure(&e.to_string())),
             Err(_) => {
                 Err(Failure::Later { why: format!("no answer within {} s", limit.as_secs()), after: None })
