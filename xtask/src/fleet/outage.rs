@@ -68,7 +68,8 @@ impl Fleet<'_> {
         jaeger.thaw()?;
         let back = Instant::now();
         let mut rooms = self.rooms(&before)?;
-        eventually(PATIENCE, || {
+        // The longer the outage, the more is in front of what was told last.
+        eventually(PATIENCE + outage, || {
             rooms = self.rooms(&before)?;
             Ok(self.pinned_missing(&rooms)?.pop())
         })?;
