@@ -225,7 +225,7 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
     use super::*;
 
-    fn grpc(code: u8) -> Result<(), Failure> {
+    fn grpc(code: u16) -> Result<(), Failure> {
         let mut trailers = HeaderMap::new();
         trailers.insert("grpc-status", HeaderValue::from(code));
         verdict(&trailers)
