@@ -36,7 +36,7 @@ impl Fleet<'_> {
         workload.begin()?;
         self.pins(&before, 1)?;
         jaeger.freeze()?;
-        self.pins(&before, PINS)?;
+        let early = self.pins(&before, PINS)?;
         let gateway = self.tiers.gateway_pages()[1][0];
         let in_memory = self.one_value(&format!(
             "otelcol_processor_tail_sampling_sampling_traces_on_memory{{instance=\"{gateway}\"}}"
@@ -51,17 +51,16 @@ impl Fleet<'_> {
         self.say(&format!(
             "Jaeger hangs, a gateway is killed (it has {on_disk} bytes on disk), the decode host's Collector is stopped"
         ));
-        let all = self.pins(&before, PINS)?;
         self.say(&workload.results()?);
         let must = must(&workload.truth()?)?;
         self.all_told(&must, &before)?;
-        let told = self.pins(&before, all)?;
+        let told = self.pins(&before, early)?;
         workload.end()?;
         sleep(outage.saturating_sub(away.elapsed()));
         self.say(&format!(
             "{} s later: {} more pins were told meanwhile, the engines have ended; {}",
             away.elapsed().as_secs(),
-            told - all,
+            told - early,
             self.waiting(&before, &killed_at)?
         ));
         let _gateway = self.tiers.gateway(1)?;
@@ -69,7 +68,8 @@ impl Fleet<'_> {
         jaeger.thaw()?;
         let back = Instant::now();
         let mut rooms = self.rooms(&before)?;
-        eventually(PATIENCE, || {
+        // The longer the outage, the more is in front of what was told last.
+        eventually(PATIENCE + outage, || {
             rooms = self.rooms(&before)?;
             Ok(self.pinned_missing(&rooms)?.pop())
         })?;
