@@ -2,6 +2,7 @@
 //! that `dist` made, installs the chart with its default values, starts prefill and decode engines in pods, and asserts
 //! what an operator is promised. Part of the tests; needs root and BPF.
 
+mod alert;
 mod manifests;
 mod node;
 mod package;
@@ -11,12 +12,13 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use crate::agent::get;
-use crate::dist;
+use crate::dist::{self, archive::below};
 use crate::{chart, install, services, workload};
+use alert::Alert;
 use node::{NAME, Node, conditions};
 use pods::Pods;
 
@@ -30,6 +32,9 @@ pub(crate) struct Args {
 
 /// Namespace and release of the agent.
 const NAMESPACE: &str = "roomtrace";
+
+/// One of the labels by which the chart's default values know a node with GPUs.
+const GPU_LABEL: &str = "nvidia.com/gpu.present";
 
 /// Port of the chart's default values.
 const PORT: u16 = 9713;
@@ -54,7 +59,6 @@ fn check(args: &dist::Args) -> Result<()> {
     node::install_packages()?;
     let made = dist::make(args)?;
     manifests::check(&services::program("helm")?)?;
-    let left = Left::before()?;
     package::check(&made.deb)?;
     workload::build()?;
     let begun = Instant::now();
@@ -66,11 +70,9 @@ fn check(args: &dist::Args) -> Result<()> {
         Err(error) => {
             let dir = node.dir().to_owned();
             drop(node);
-            left.is_as_before()?;
             return Err(error.context(format!("the node's logs stay in {}", dir.display())));
         }
     }
-    left.is_as_before()?;
     told("the node is gone");
     Ok(())
 }
@@ -81,21 +83,29 @@ fn told(what: &str) {
 
 fn cluster(node: &mut Node, image: &Path) -> Result<()> {
     node.import_file(image)?;
-    refused(node)?;
+    let gpu = format!("{GPU_LABEL}=true");
+    node.kubectl(&["label", "node", NAME, &gpu])?;
+    for level in ["baseline", "restricted"] {
+        refused(node, level)?;
+    }
     node.kubectl(&["create", "namespace", NAMESPACE])?;
     node.kubectl(&["label", "namespace", NAMESPACE, "pod-security.kubernetes.io/enforce=privileged"])?;
+    blind(node)?;
+    node.kubectl(&["label", "node", NAME, &format!("{GPU_LABEL}-")])?;
     let notes = helm(node, &["install", "roomtrace", &chart_dir(), "--namespace", NAMESPACE])?;
     ensure!(
         notes.contains("NONE OF THE 1 NODES"),
         "the notes say nothing of a cluster without GPU nodes: {notes}"
     );
-    node.kubectl(&["label", "node", NAME, "nvidia.com/gpu.present=true"])?;
+    node.kubectl(&["label", "node", NAME, &gpu])?;
     told("without a labelled node the notes say so and what to do");
     let agent = Deployed::ready(node, None)?;
     agent.is_confined(node)?;
     let mut pods = Pods::start(node)?;
     let before = agent.finds(node, &pods)?;
-    let agent = agent.updated(node, &before)?;
+    let alert = Alert::fires(node, NAMESPACE, &pods.debtor.address)?;
+    told("Prometheus, which finds the pods by the cluster's API, pages for it");
+    let agent = agent.updated(node, &before, &alert)?;
     agent.finds_again(&before)?;
     pods.end(node)?;
     uninstalled(node, &agent)
@@ -110,12 +120,12 @@ fn helm(node: &Node, arguments: &[&str]) -> Result<String> {
 }
 
 /// What a cluster that forbids hostPID says of it, at install and after one that does not ask first.
-fn refused(node: &mut Node) -> Result<()> {
-    node.kubectl(&["create", "namespace", "strict"])?;
-    node.kubectl(&["label", "namespace", "strict", "pod-security.kubernetes.io/enforce=baseline"])?;
-    node.kubectl(&["label", "node", NAME, "nvidia.com/gpu.present=true"])?;
+fn refused(node: &mut Node, level: &str) -> Result<()> {
+    node.kubectl(&["create", "namespace", level])?;
+    let label = format!("pod-security.kubernetes.io/enforce={level}");
+    node.kubectl(&["label", "namespace", level, &label])?;
     let chart = chart_dir();
-    let install = ["install", "roomtrace", &chart, "--namespace", "strict"];
+    let install = ["install", "roomtrace", &chart, "--namespace", level];
     let said = helm(node, &install).err().map(|e| format!("{e:#}")).unwrap_or_default();
     ensure!(
         said.contains("forbids hostPID") && said.contains("kubectl label namespace"),
@@ -123,16 +133,45 @@ fn refused(node: &mut Node) -> Result<()> {
     );
     helm(node, &[&install[..], &["--set", "preflight=false"]].concat())?;
     let event = node.wait("an event tells that pods are forbidden", |node| {
-        let events = node.json(&["-n", "strict", "get", "events"])?;
+        let events = node.json(&["-n", level, "get", "events"])?;
         let mut all = events["items"].as_array().into_iter().flatten();
         let message = all.find(|e| e["reason"] == "FailedCreate").and_then(|e| e["message"].as_str());
         Ok(message.map(str::to_owned))
     })?;
     ensure!(event.contains("PodSecurity") && event.contains("host namespaces"), "the event says: {event}");
-    helm(node, &["uninstall", "roomtrace", "--namespace", "strict"])?;
-    node.kubectl(&["label", "node", NAME, "nvidia.com/gpu.present-"])?;
-    node.kubectl(&["delete", "namespace", "strict", "--wait=false"])?;
-    told("a namespace that forbids hostPID is refused with what to do, by helm and by the cluster");
+    helm(node, &["uninstall", "roomtrace", "--namespace", level])?;
+    node.kubectl(&["delete", "namespace", level, "--wait=false"])?;
+    told(&format!(
+        "a namespace of level {level} is refused: by helm with what to do, by the cluster in an event: {event}"
+    ));
+    Ok(())
+}
+
+/// What a pod says of a node without BTF: one where the file is hidden from it, by a directory mounted over it.
+fn blind(node: &mut Node) -> Result<()> {
+    let chart = chart_dir();
+    let hidden = [
+        "--set-json",
+        r#"extraVolumes=[{"name":"hidden","emptyDir":{}}]"#,
+        "--set-json",
+        r#"extraVolumeMounts=[{"name":"hidden","mountPath":"/sys/kernel/btf"}]"#,
+    ];
+    helm(node, &[&["install", "blind", &chart, "--namespace", NAMESPACE][..], &hidden].concat())?;
+    let ended = node.wait("a pod that sees no BTF ends", |node| {
+        let pods = node.json(&["-n", NAMESPACE, "get", "pods", "-l", "app.kubernetes.io/instance=blind"])?;
+        let status = &pods["items"][0]["status"]["containerStatuses"][0];
+        let ended = ["state", "lastState"].map(|of| status[of]["terminated"].clone());
+        Ok(ended.into_iter().find(|ended| !ended.is_null()))
+    })?;
+    let said = ended["message"].as_str().unwrap_or_default();
+    ensure!(
+        ended["exitCode"] == 3
+            && said.contains("/sys/kernel/btf/vmlinux")
+            && said.contains("CONFIG_DEBUG_INFO_BTF"),
+        "without BTF the pod ends with {ended}"
+    );
+    helm(node, &["uninstall", "blind", "--namespace", NAMESPACE, "--wait"])?;
+    told(&format!("without BTF the pod ends with 3 and its last words are in its status: {}", said.trim()));
     Ok(())
 }
 
@@ -148,6 +187,8 @@ struct Deployed {
 #[derive(Debug)]
 struct Pinned {
     room: String,
+    /// As the series name the debtor.
+    owed_instance: String,
     series: BTreeSet<String>,
     record: Value,
 }
@@ -231,12 +272,13 @@ impl Deployed {
         serde_json::from_str(&get(self.address, page)?).with_context(|| format!("read {page}"))
     }
 
-    /// Series of pinned rooms that page.
-    fn series(&self) -> Result<BTreeSet<String>> {
+    /// Series of pinned rooms that page and are this party's; other engines of this machine may pin as they like.
+    fn series(&self, owed_instance: &str) -> Result<BTreeSet<String>> {
         let text = get(self.address, "/metrics")?;
-        let pinned =
-            text.lines().filter(|l| l.starts_with("roomtrace_rooms_pinned{") && !l.ends_with(" 0.0"));
-        let series = pinned.filter_map(|l| Some(l.rsplit_once(' ')?.0.to_owned()));
+        let owed = format!("owed_instance=\"{owed_instance}\"");
+        let pinned = text.lines().filter(|l| l.starts_with("roomtrace_rooms_pinned{") && l.contains(&owed));
+        let series =
+            pinned.filter(|l| !l.ends_with(" 0.0")).filter_map(|l| Some(l.rsplit_once(' ')?.0.to_owned()));
         Ok(series.filter(|s| !s.contains("\"possible\"")).collect())
     }
 
@@ -271,8 +313,13 @@ impl Deployed {
         ] {
             ensure!(owed[key] == value, "owed_by.{key} is {}, not {value}: {owed}", owed[key]);
         }
-        let series = self.series()?;
-        ensure!(!series.is_empty(), "the pinned room is in no series that pages");
+        let series = self.series(&debtor.address)?;
+        ensure!(
+            !series.is_empty(),
+            "the pinned room is in no series that pages for {}: {}",
+            debtor.address,
+            get(self.address, "/metrics")?
+        );
         told(&format!(
             "the pinned room is found after {} s and names pod {}/{}, container {}, node {}",
             begun.elapsed().as_secs(),
@@ -282,11 +329,12 @@ impl Deployed {
             NAME
         ));
         let room = record["room"].as_str().context("a room without a number")?.to_owned();
-        Ok(Pinned { room, series, record })
+        Ok(Pinned { room, owed_instance: debtor.address.clone(), series, record })
     }
 
     /// Updates the release and follows the series meanwhile: they never change but for the seconds in which no agent runs.
-    fn updated(&self, node: &mut Node, before: &Pinned) -> Result<Self> {
+    fn updated(&self, node: &mut Node, before: &Pinned, alert: &Alert) -> Result<Self> {
+        let pages = alert.now()?;
         helm(
             node,
             &[
@@ -302,14 +350,14 @@ impl Deployed {
         )?;
         let mut seen = Instant::now();
         let end = Instant::now() + node::PATIENCE;
-        while let Ok(series) = self.series() {
+        while let Ok(series) = self.series(&before.owed_instance) {
             ensure!(series == before.series, "before it ended the agent changed its series: {series:?}");
             seen = Instant::now();
             ensure!(seen < end, "the update ends no agent");
             std::thread::sleep(Duration::from_millis(50));
         }
         let agent = Self::ready(node, Some(&self.uid))?;
-        let first = agent.series()?;
+        let first = agent.series(&before.owed_instance)?;
         let gap = seen.elapsed();
         ensure!(
             first == before.series,
@@ -317,8 +365,11 @@ impl Deployed {
             before.series
         );
         ensure!(gap < KEPT, "no agent had the room for {} s: alerts ended meanwhile", gap.as_secs());
+        alert.has_series_again(node)?;
+        let after = alert.now()?;
+        ensure!(after == pages, "the pages were {pages:?}, after the update they are {after:?}");
         told(&format!(
-            "an update of the release keeps series and labels of the pinned room; {:.1} s without an agent",
+            "an update of the release keeps series and labels of the pinned room, and one page goes on; {:.1} s without an agent",
             gap.as_secs_f64()
         ));
         Ok(agent)
@@ -367,6 +418,9 @@ fn uninstalled(node: &mut Node, agent: &Deployed) -> Result<()> {
     let loaded = bpf_programs()?;
     let left: Vec<_> = programs.intersection(&loaded).collect();
     ensure!(left.is_empty(), "kernel programs {left:?} are still loaded");
+    let state = below(&node.on_node("/var/lib/roomtrace"))?;
+    let state: Vec<&str> = state.iter().map(|(name, _)| name.as_str()).collect();
+    ensure!(state == ["state", "state.lock"], "in /var/lib/roomtrace of the node is left {state:?}");
     told(&format!("uninstalling leaves no object and none of {} kernel programs", programs.len()));
     Ok(())
 }
@@ -378,35 +432,4 @@ fn bpf_programs() -> Result<BTreeSet<u32>> {
     let list: Value = serde_json::from_str(&said).context("read what bpftool says")?;
     let all = list.as_array().into_iter().flatten();
     Ok(all.filter_map(|p| u32::try_from(p["id"].as_u64()?).ok()).collect())
-}
-
-/// Directories of this machine that the chart's pods write to.
-struct Left(Vec<(PathBuf, bool)>);
-
-impl Left {
-    fn before() -> Result<Self> {
-        let dirs = ["/var/lib/roomtrace", "/var/log/containers"].map(PathBuf::from);
-        if dirs[0].exists() {
-            bail!(
-                "{} is there already: the test would take over the state of an agent of this host. Remove it if there is none",
-                dirs[0].display()
-            );
-        }
-        Ok(Self(dirs.map(|dir| (dir.clone(), dir.exists())).into()))
-    }
-
-    /// Removes what was not there before, which must be the state file and its lock alone.
-    fn is_as_before(&self) -> Result<()> {
-        for (dir, was_there) in &self.0 {
-            for file in ["state", "state.lock"].map(|name| dir.join(name)) {
-                if file.exists() {
-                    std::fs::remove_file(&file)?;
-                }
-            }
-            if !was_there && dir.exists() {
-                std::fs::remove_dir(dir).with_context(|| format!("more is left in {}", dir.display()))?;
-            }
-        }
-        Ok(())
-    }
 }

@@ -30,6 +30,8 @@ pub(super) struct Debtor {
     pub(super) uid: String,
     /// Container id.
     pub(super) container: String,
+    /// The pod's IP address.
+    pub(super) address: String,
 }
 
 /// The engines and their driver.
@@ -69,7 +71,12 @@ impl Pods {
             if name == DEBTOR {
                 let container = text("/status/containerStatuses/0/containerID");
                 let container = container.trim_start_matches("containerd://").to_owned();
-                debtor = Some(Debtor { name: name.to_owned(), uid: text("/metadata/uid"), container });
+                debtor = Some(Debtor {
+                    name: name.to_owned(),
+                    uid: text("/metadata/uid"),
+                    container,
+                    address: text("/status/podIP"),
+                });
             }
         }
         let dir: PathBuf = node.dir().join("workload");
