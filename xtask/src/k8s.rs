@@ -36,6 +36,9 @@ const NAMESPACE: &str = "roomtrace";
 /// One of the labels by which the chart's default values know a node with GPUs.
 const GPU_LABEL: &str = "nvidia.com/gpu.present";
 
+/// Class of the pinned room.
+const VERDICT: &str = "abort_before_entry";
+
 /// Port of the chart's default values.
 const PORT: u16 = 9713;
 
@@ -58,13 +61,13 @@ pub(crate) fn as_test() -> Result<()> {
 fn check(args: &dist::Args) -> Result<()> {
     node::install_packages()?;
     let made = dist::make(args)?;
-    manifests::check(&services::program("helm")?)?;
+    let rendered = manifests::check(&services::program("helm")?)?;
     package::check(&made.deb)?;
     workload::build()?;
     let begun = Instant::now();
     let mut node = Node::start()?;
     told(&format!("a Kubernetes node runs after {} s", begun.elapsed().as_secs()));
-    let done = cluster(&mut node, &made.image);
+    let done = cluster(&mut node, &made.image, &rendered);
     match done {
         Ok(()) => node.end()?,
         Err(error) => {
@@ -81,7 +84,7 @@ fn told(what: &str) {
     eprintln!("ok: {what}");
 }
 
-fn cluster(node: &mut Node, image: &Path) -> Result<()> {
+fn cluster(node: &mut Node, image: &Path, rendered: &[PathBuf]) -> Result<()> {
     node.import_file(image)?;
     let gpu = format!("{GPU_LABEL}=true");
     node.kubectl(&["label", "node", NAME, &gpu])?;
@@ -90,6 +93,7 @@ fn cluster(node: &mut Node, image: &Path) -> Result<()> {
     }
     node.kubectl(&["create", "namespace", NAMESPACE])?;
     node.kubectl(&["label", "namespace", NAMESPACE, "pod-security.kubernetes.io/enforce=privileged"])?;
+    manifests::taken(node, rendered)?;
     blind(node)?;
     node.kubectl(&["label", "node", NAME, &format!("{GPU_LABEL}-")])?;
     let notes = helm(node, &["install", "roomtrace", &chart_dir(), "--namespace", NAMESPACE])?;
@@ -103,8 +107,8 @@ fn cluster(node: &mut Node, image: &Path) -> Result<()> {
     agent.is_confined(node)?;
     let mut pods = Pods::start(node)?;
     let before = agent.finds(node, &pods)?;
-    let alert = Alert::fires(node, NAMESPACE, &pods.debtor.address)?;
-    told("Prometheus, which finds the pods by the cluster's API, pages for it");
+    let alert = Alert::fires(node, agent.address, &before.owed_instance)?;
+    told("Prometheus pages for it");
     let agent = agent.updated(node, &before, &alert)?;
     agent.finds_again(&before)?;
     pods.end(node)?;
@@ -187,7 +191,7 @@ struct Deployed {
 #[derive(Debug)]
 struct Pinned {
     room: String,
-    /// As the series name the debtor.
+    /// The debtor in labels of series.
     owed_instance: String,
     series: BTreeSet<String>,
     record: Value,
@@ -249,7 +253,9 @@ impl Deployed {
             let fields: Vec<&str> = line.split(' ').collect();
             if let [_, at, kind, options, ..] = fields[..]
                 && options.split(',').all(|o| o != "ro")
-                && !["proc", "sysfs", "devpts", "mqueue", "cgroup", "cgroup2"].contains(&kind)
+                && !["proc", "devpts", "mqueue"].contains(&kind)
+                // With cgroup v1 runc mounts the hierarchies, which are read-only, into an empty file system of the container's own.
+                && (at, kind) != ("/sys/fs/cgroup", "tmpfs")
             {
                 writable.insert(at);
             }
@@ -289,7 +295,7 @@ impl Deployed {
             let rooms = self.json("/api/v1/rooms?pinned=true")?;
             let mut all = rooms["rooms"].as_array().into_iter().flatten();
             let is = |room: &&Value| {
-                room["verdict"]["class"] == "abort_before_entry"
+                room["verdict"]["class"] == VERDICT
                     && room["verdict"]["confidence"] != "possible"
                     && room["verdict"]["owed_by"]["pod"].is_string()
             };
@@ -313,13 +319,12 @@ impl Deployed {
         ] {
             ensure!(owed[key] == value, "owed_by.{key} is {}, not {value}: {owed}", owed[key]);
         }
-        let series = self.series(&debtor.address)?;
-        ensure!(
-            !series.is_empty(),
-            "the pinned room is in no series that pages for {}: {}",
-            debtor.address,
-            get(self.address, "/metrics")?
-        );
+        // Metrics follow a moment later.
+        let series = node.wait("the pinned room is in a series that pages", |_| {
+            let series = self.series(&debtor.address)?;
+            Ok((!series.is_empty()).then_some(series))
+        })?;
+        ensure!(series.len() == 1 && series.iter().all(|s| s.contains(VERDICT)), "the series are {series:?}");
         told(&format!(
             "the pinned room is found after {} s and names pod {}/{}, container {}, node {}",
             begun.elapsed().as_secs(),
@@ -335,6 +340,7 @@ impl Deployed {
     /// Updates the release and follows the series meanwhile: they never change but for the seconds in which no agent runs.
     fn updated(&self, node: &mut Node, before: &Pinned, alert: &Alert) -> Result<Self> {
         let pages = alert.now()?;
+        let programs = self.programs()?;
         helm(
             node,
             &[
@@ -365,7 +371,9 @@ impl Deployed {
             before.series
         );
         ensure!(gap < KEPT, "no agent had the room for {} s: alerts ended meanwhile", gap.as_secs());
-        alert.has_series_again(node)?;
+        ensure!(!Path::new(&format!("/proc/{}", self.pid)).exists(), "the agent before still runs");
+        unloaded(&programs)?;
+        alert.goes_on_at(node, agent.address)?;
         let after = alert.now()?;
         ensure!(after == pages, "the pages were {pages:?}, after the update they are {after:?}");
         told(&format!(
@@ -405,7 +413,6 @@ impl Deployed {
 /// After `helm uninstall` nothing is there: no object, no process, no kernel program; on the node only the state directory.
 fn uninstalled(node: &mut Node, agent: &Deployed) -> Result<()> {
     let programs = agent.programs()?;
-    ensure!(!programs.is_empty(), "the agent holds no kernel programs?");
     helm(node, &["uninstall", "roomtrace", "--namespace", NAMESPACE])?;
     node.wait("the agent's pod is gone", |node| {
         let kinds = "pods,daemonsets,services,configmaps,networkpolicies,serviceaccounts,controllerrevisions";
@@ -415,13 +422,20 @@ fn uninstalled(node: &mut Node, agent: &Deployed) -> Result<()> {
         Ok(left.lines().filter(own).count().eq(&0).then_some(()))
     })?;
     ensure!(!Path::new(&format!("/proc/{}", agent.pid)).exists(), "the agent still runs");
-    let loaded = bpf_programs()?;
-    let left: Vec<_> = programs.intersection(&loaded).collect();
-    ensure!(left.is_empty(), "kernel programs {left:?} are still loaded");
+    unloaded(&programs)?;
     let state = below(&node.on_node("/var/lib/roomtrace"))?;
     let state: Vec<&str> = state.iter().map(|(name, _)| name.as_str()).collect();
     ensure!(state == ["state", "state.lock"], "in /var/lib/roomtrace of the node is left {state:?}");
     told(&format!("uninstalling leaves no object and none of {} kernel programs", programs.len()));
+    Ok(())
+}
+
+/// Fails where one of these kernel programs is still loaded.
+fn unloaded(programs: &BTreeSet<u32>) -> Result<()> {
+    ensure!(!programs.is_empty(), "the agent held no kernel programs?");
+    let loaded = bpf_programs()?;
+    let left: Vec<_> = programs.intersection(&loaded).collect();
+    ensure!(left.is_empty(), "kernel programs {left:?} are still loaded");
     Ok(())
 }
 
