@@ -10,9 +10,10 @@ mod pods;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
 use crate::agent::get;
@@ -50,17 +51,31 @@ const KEPT: Duration = Duration::from_mins(2);
 
 /// Runs it.
 pub(crate) fn run(args: &Args) -> Result<()> {
-    check(&dist::Args { agent: args.agent.clone() })
+    match check(&dist::Args { agent: args.agent.clone() })? {
+        None => Ok(()),
+        Some(why) => bail!("this host cannot be a node: {why}"),
+    }
 }
 
-/// Runs it as one of the tests.
-pub(crate) fn as_test() -> Result<()> {
-    check(&dist::Args::default())
+/// Runs it as one of the tests. A line for what could not run here.
+pub(crate) fn as_test() -> Result<Vec<String>> {
+    let why = check(&dist::Args::default())?;
+    Ok(why.map(|why| format!("Kubernetes: {why}")).into_iter().collect())
 }
 
-fn check(args: &dist::Args) -> Result<()> {
+/// Why this host cannot be a node, if it cannot.
+fn check(args: &dist::Args) -> Result<Option<String>> {
+    let uid = install::output(Command::new("id").arg("-u"))?;
+    if uid.trim() != "0" {
+        return Ok(Some("containers and BPF need root".to_owned()));
+    }
     node::install_packages()?;
     let made = dist::make(args)?;
+    let doctor = Command::new(&made.agent).arg("doctor").output().context("start the agent")?;
+    // 3: cannot observe.
+    if doctor.status.code() == Some(3) {
+        return Ok(Some(String::from_utf8_lossy(&doctor.stdout).trim().to_owned()));
+    }
     let rendered = manifests::check(&services::program("helm")?)?;
     package::check(&made.deb)?;
     workload::build()?;
@@ -77,7 +92,7 @@ fn check(args: &dist::Args) -> Result<()> {
         }
     }
     told("the node is gone");
-    Ok(())
+    Ok(None)
 }
 
 fn told(what: &str) {
@@ -185,6 +200,8 @@ struct Deployed {
     uid: String,
     address: std::net::SocketAddr,
     pid: u32,
+    /// Container id.
+    container: String,
 }
 
 /// What a pinned room says of itself that must outlive an update.
@@ -224,6 +241,7 @@ impl Deployed {
             uid: text(&found["metadata"]["uid"]),
             address: std::net::SocketAddr::new(text(&found["status"]["podIP"]).parse()?, PORT),
             pid,
+            container: container.to_owned(),
         })
     }
 
@@ -334,6 +352,9 @@ impl Deployed {
             NAME
         ));
         let room = record["room"].as_str().context("a room without a number")?.to_owned();
+        let said = node.inside(&self.container, &["roomtrace", "explain", &room])?;
+        let whose = format!("{}/{}", pods::NAMESPACE, debtor.name);
+        ensure!(said.contains(&whose), "roomtrace explain in the pod does not name {whose}: {said}");
         Ok(Pinned { room, owed_instance: debtor.address.clone(), series, record })
     }
 
@@ -442,7 +463,7 @@ fn unloaded(programs: &BTreeSet<u32>) -> Result<()> {
 /// Numbers of all kernel programs that are loaded.
 fn bpf_programs() -> Result<BTreeSet<u32>> {
     install::debian(&["bpftool"])?;
-    let said = install::output(std::process::Command::new("bpftool").args(["-j", "prog", "list"]))?;
+    let said = install::output(Command::new("bpftool").args(["-j", "prog", "list"]))?;
     let list: Value = serde_json::from_str(&said).context("read what bpftool says")?;
     let all = list.as_array().into_iter().flatten();
     Ok(all.filter_map(|p| u32::try_from(p["id"].as_u64()?).ok()).collect())

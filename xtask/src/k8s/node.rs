@@ -366,6 +366,14 @@ state = "{dir}/ctd-run"
         install::output(Command::new("ctr").arg("-a").arg(socket).args(["-n", "k8s.io"]).args(arguments))
     }
 
+    /// Runs a program inside a container, as `kubectl exec` would. What it prints, however it ends.
+    pub(crate) fn inside(&self, container: &str, command: &[&str]) -> Result<String> {
+        let mut ctr = Command::new("ctr");
+        ctr.arg("-a").arg(self.file("ctd.sock")).args(["-n", "k8s.io", "task", "exec", "--exec-id", "asked"]);
+        let out = ctr.arg(container).args(command).output().context("start ctr")?;
+        Ok([out.stdout, out.stderr].map(|said| String::from_utf8_lossy(&said).into_owned()).concat())
+    }
+
     /// Gives it an image.
     pub(crate) fn import(&self, image: &Image<'_>) -> Result<()> {
         let file = self.file("image.tar");
