@@ -40,7 +40,8 @@ const DOWN: &str = include_str!("down.sh");
 
 /// What it runs besides, with the Debian packages that bring it. Another containerd (Docker's) does as well and is not replaced; none
 /// is started or used but the node's own.
-const PACKAGES: [(&str, &str); 7] = [
+const PACKAGES: [(&str, &str); 8] = [
+    ("/usr/sbin/ip", "iproute2"),
     ("/usr/bin/nsenter", "util-linux"),
     ("/usr/bin/containerd", "containerd"),
     ("/usr/sbin/runc", "runc"),
