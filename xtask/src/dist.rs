@@ -34,6 +34,8 @@ pub(crate) struct Args {
 
 /// What was made.
 pub(crate) struct Made {
+    /// The agent that it was made of.
+    pub(crate) agent: PathBuf,
     pub(crate) deb: PathBuf,
     pub(crate) image: PathBuf,
 }
@@ -53,7 +55,8 @@ pub(crate) fn make(args: &Args) -> Result<Made> {
     let out = install::target().join("dist");
     install::empty(&out)?;
     install::debian(&["binutils", "xz-utils", "ca-certificates"])?;
-    let agent = agent(args, &out)?;
+    let built = built(args)?;
+    let agent = stripped(&built, &out)?;
     let time = archive::time();
     let deb = deb::pack(&agent, &out, time)?;
     let image = out.join(format!("roomtrace-{VERSION}-image.tar"));
@@ -71,19 +74,22 @@ pub(crate) fn make(args: &Args) -> Result<Made> {
     let sums = checksums(&out)?;
     write(&out.join("SHA256SUMS"), sums.as_bytes())?;
     eprint!("{}:\n{sums}", out.display());
-    Ok(Made { deb, image })
+    Ok(Made { agent: built, deb, image })
+}
+
+/// The agent that was given, else one that is built.
+fn built(args: &Args) -> Result<PathBuf> {
+    if let Some(given) = &args.agent {
+        return Ok(given.clone());
+    }
+    install::cargo(&["build", "--quiet", "--release", "--package", "roomtrace"])?;
+    Ok(install::target().join("release/roomtrace"))
 }
 
 /// The agent without what only debuggers read.
-fn agent(args: &Args, out: &Path) -> Result<PathBuf> {
-    let built = if let Some(given) = &args.agent {
-        given.clone()
-    } else {
-        install::cargo(&["build", "--quiet", "--release", "--package", "roomtrace"])?;
-        install::target().join("release/roomtrace")
-    };
+fn stripped(agent: &Path, out: &Path) -> Result<PathBuf> {
     let stripped = out.join("roomtrace");
-    install::run(Command::new("strip").arg("-o").arg(&stripped).arg(&built))?;
+    install::run(Command::new("strip").arg("-o").arg(&stripped).arg(agent))?;
     Ok(stripped)
 }
 

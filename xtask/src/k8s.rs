@@ -2,6 +2,7 @@
 //! that `dist` made, installs the chart with its default values, starts prefill and decode engines in pods, and asserts
 //! what an operator is promised. Part of the tests; needs root and BPF.
 
+mod alert;
 mod manifests;
 mod node;
 mod package;
@@ -9,14 +10,16 @@ mod pods;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
 use crate::agent::get;
-use crate::dist;
+use crate::dist::{self, archive::below};
 use crate::{chart, install, services, workload};
+use alert::Alert;
 use node::{NAME, Node, conditions};
 use pods::Pods;
 
@@ -31,6 +34,12 @@ pub(crate) struct Args {
 /// Namespace and release of the agent.
 const NAMESPACE: &str = "roomtrace";
 
+/// One of the labels by which the chart's default values know a node with GPUs.
+const GPU_LABEL: &str = "nvidia.com/gpu.present";
+
+/// Class of the pinned room.
+const VERDICT: &str = "abort_before_entry";
+
 /// Port of the chart's default values.
 const PORT: u16 = 9713;
 
@@ -42,60 +51,80 @@ const KEPT: Duration = Duration::from_mins(2);
 
 /// Runs it.
 pub(crate) fn run(args: &Args) -> Result<()> {
-    check(&dist::Args { agent: args.agent.clone() })
+    match check(&dist::Args { agent: args.agent.clone() })? {
+        None => Ok(()),
+        Some(why) => bail!("this host cannot be a node: {why}"),
+    }
 }
 
-/// Runs it as one of the tests.
-pub(crate) fn as_test() -> Result<()> {
-    check(&dist::Args::default())
+/// Runs it as one of the tests. A line for what could not run here.
+pub(crate) fn as_test() -> Result<Vec<String>> {
+    let why = check(&dist::Args::default())?;
+    Ok(why.map(|why| format!("Kubernetes: {why}")).into_iter().collect())
 }
 
-fn check(args: &dist::Args) -> Result<()> {
+/// Why this host cannot be a node, if it cannot.
+fn check(args: &dist::Args) -> Result<Option<String>> {
+    let uid = install::output(Command::new("id").arg("-u"))?;
+    if uid.trim() != "0" {
+        return Ok(Some("containers and BPF need root".to_owned()));
+    }
     node::install_packages()?;
     let made = dist::make(args)?;
-    manifests::check(&services::program("helm")?)?;
-    let left = Left::before()?;
+    let doctor = Command::new(&made.agent).arg("doctor").output().context("start the agent")?;
+    // 3: cannot observe.
+    if doctor.status.code() == Some(3) {
+        return Ok(Some(String::from_utf8_lossy(&doctor.stdout).trim().to_owned()));
+    }
+    let rendered = manifests::check(&services::program("helm")?)?;
     package::check(&made.deb)?;
     workload::build()?;
     let begun = Instant::now();
     let mut node = Node::start()?;
     told(&format!("a Kubernetes node runs after {} s", begun.elapsed().as_secs()));
-    let done = cluster(&mut node, &made.image);
+    let done = cluster(&mut node, &made.image, &rendered);
     match done {
         Ok(()) => node.end()?,
         Err(error) => {
             let dir = node.dir().to_owned();
             drop(node);
-            left.is_as_before()?;
             return Err(error.context(format!("the node's logs stay in {}", dir.display())));
         }
     }
-    left.is_as_before()?;
     told("the node is gone");
-    Ok(())
+    Ok(None)
 }
 
 fn told(what: &str) {
     eprintln!("ok: {what}");
 }
 
-fn cluster(node: &mut Node, image: &Path) -> Result<()> {
+fn cluster(node: &mut Node, image: &Path, rendered: &[PathBuf]) -> Result<()> {
     node.import_file(image)?;
-    refused(node)?;
+    let gpu = format!("{GPU_LABEL}=true");
+    node.kubectl(&["label", "node", NAME, &gpu])?;
+    for level in ["baseline", "restricted"] {
+        refused(node, level)?;
+    }
     node.kubectl(&["create", "namespace", NAMESPACE])?;
     node.kubectl(&["label", "namespace", NAMESPACE, "pod-security.kubernetes.io/enforce=privileged"])?;
+    manifests::taken(node, rendered)?;
+    blind(node)?;
+    node.kubectl(&["label", "node", NAME, &format!("{GPU_LABEL}-")])?;
     let notes = helm(node, &["install", "roomtrace", &chart_dir(), "--namespace", NAMESPACE])?;
     ensure!(
         notes.contains("NONE OF THE 1 NODES"),
         "the notes say nothing of a cluster without GPU nodes: {notes}"
     );
-    node.kubectl(&["label", "node", NAME, "nvidia.com/gpu.present=true"])?;
+    node.kubectl(&["label", "node", NAME, &gpu])?;
     told("without a labelled node the notes say so and what to do");
     let agent = Deployed::ready(node, None)?;
     agent.is_confined(node)?;
     let mut pods = Pods::start(node)?;
     let before = agent.finds(node, &pods)?;
-    let agent = agent.updated(node, &before)?;
+    let alert = Alert::fires(node, agent.address, &before.owed_instance)?;
+    told("Prometheus pages for it");
+    let agent = agent.updated(node, &before, &alert)?;
     agent.finds_again(&before)?;
     pods.end(node)?;
     uninstalled(node, &agent)
@@ -110,12 +139,12 @@ fn helm(node: &Node, arguments: &[&str]) -> Result<String> {
 }
 
 /// What a cluster that forbids hostPID says of it, at install and after one that does not ask first.
-fn refused(node: &mut Node) -> Result<()> {
-    node.kubectl(&["create", "namespace", "strict"])?;
-    node.kubectl(&["label", "namespace", "strict", "pod-security.kubernetes.io/enforce=baseline"])?;
-    node.kubectl(&["label", "node", NAME, "nvidia.com/gpu.present=true"])?;
+fn refused(node: &mut Node, level: &str) -> Result<()> {
+    node.kubectl(&["create", "namespace", level])?;
+    let label = format!("pod-security.kubernetes.io/enforce={level}");
+    node.kubectl(&["label", "namespace", level, &label])?;
     let chart = chart_dir();
-    let install = ["install", "roomtrace", &chart, "--namespace", "strict"];
+    let install = ["install", "roomtrace", &chart, "--namespace", level];
     let said = helm(node, &install).err().map(|e| format!("{e:#}")).unwrap_or_default();
     ensure!(
         said.contains("forbids hostPID") && said.contains("kubectl label namespace"),
@@ -123,16 +152,45 @@ fn refused(node: &mut Node) -> Result<()> {
     );
     helm(node, &[&install[..], &["--set", "preflight=false"]].concat())?;
     let event = node.wait("an event tells that pods are forbidden", |node| {
-        let events = node.json(&["-n", "strict", "get", "events"])?;
+        let events = node.json(&["-n", level, "get", "events"])?;
         let mut all = events["items"].as_array().into_iter().flatten();
         let message = all.find(|e| e["reason"] == "FailedCreate").and_then(|e| e["message"].as_str());
         Ok(message.map(str::to_owned))
     })?;
     ensure!(event.contains("PodSecurity") && event.contains("host namespaces"), "the event says: {event}");
-    helm(node, &["uninstall", "roomtrace", "--namespace", "strict"])?;
-    node.kubectl(&["label", "node", NAME, "nvidia.com/gpu.present-"])?;
-    node.kubectl(&["delete", "namespace", "strict", "--wait=false"])?;
-    told("a namespace that forbids hostPID is refused with what to do, by helm and by the cluster");
+    helm(node, &["uninstall", "roomtrace", "--namespace", level])?;
+    node.kubectl(&["delete", "namespace", level, "--wait=false"])?;
+    told(&format!(
+        "a namespace of level {level} is refused: by helm with what to do, by the cluster in an event: {event}"
+    ));
+    Ok(())
+}
+
+/// What a pod says of a node without BTF: one where the file is hidden from it, by a directory mounted over it.
+fn blind(node: &mut Node) -> Result<()> {
+    let chart = chart_dir();
+    let hidden = [
+        "--set-json",
+        r#"extraVolumes=[{"name":"hidden","emptyDir":{}}]"#,
+        "--set-json",
+        r#"extraVolumeMounts=[{"name":"hidden","mountPath":"/sys/kernel/btf"}]"#,
+    ];
+    helm(node, &[&["install", "blind", &chart, "--namespace", NAMESPACE][..], &hidden].concat())?;
+    let ended = node.wait("a pod that sees no BTF ends", |node| {
+        let pods = node.json(&["-n", NAMESPACE, "get", "pods", "-l", "app.kubernetes.io/instance=blind"])?;
+        let status = &pods["items"][0]["status"]["containerStatuses"][0];
+        let ended = ["state", "lastState"].map(|of| status[of]["terminated"].clone());
+        Ok(ended.into_iter().find(|ended| !ended.is_null()))
+    })?;
+    let said = ended["message"].as_str().unwrap_or_default();
+    ensure!(
+        ended["exitCode"] == 3
+            && said.contains("/sys/kernel/btf/vmlinux")
+            && said.contains("CONFIG_DEBUG_INFO_BTF"),
+        "without BTF the pod ends with {ended}"
+    );
+    helm(node, &["uninstall", "blind", "--namespace", NAMESPACE, "--wait"])?;
+    told(&format!("without BTF the pod ends with 3 and its last words are in its status: {}", said.trim()));
     Ok(())
 }
 
@@ -142,12 +200,16 @@ struct Deployed {
     uid: String,
     address: std::net::SocketAddr,
     pid: u32,
+    /// Container id.
+    container: String,
 }
 
 /// What a pinned room says of itself that must outlive an update.
 #[derive(Debug)]
 struct Pinned {
     room: String,
+    /// The debtor in labels of series.
+    owed_instance: String,
     series: BTreeSet<String>,
     record: Value,
 }
@@ -179,6 +241,7 @@ impl Deployed {
             uid: text(&found["metadata"]["uid"]),
             address: std::net::SocketAddr::new(text(&found["status"]["podIP"]).parse()?, PORT),
             pid,
+            container: container.to_owned(),
         })
     }
 
@@ -208,7 +271,9 @@ impl Deployed {
             let fields: Vec<&str> = line.split(' ').collect();
             if let [_, at, kind, options, ..] = fields[..]
                 && options.split(',').all(|o| o != "ro")
-                && !["proc", "sysfs", "devpts", "mqueue", "cgroup", "cgroup2"].contains(&kind)
+                && !["proc", "devpts", "mqueue"].contains(&kind)
+                // With cgroup v1 runc mounts the hierarchies, which are read-only, into an empty file system of the container's own.
+                && (at, kind) != ("/sys/fs/cgroup", "tmpfs")
             {
                 writable.insert(at);
             }
@@ -231,12 +296,13 @@ impl Deployed {
         serde_json::from_str(&get(self.address, page)?).with_context(|| format!("read {page}"))
     }
 
-    /// Series of pinned rooms that page.
-    fn series(&self) -> Result<BTreeSet<String>> {
+    /// Series of pinned rooms that page and are this party's; other engines of this machine may pin as they like.
+    fn series(&self, owed_instance: &str) -> Result<BTreeSet<String>> {
         let text = get(self.address, "/metrics")?;
-        let pinned =
-            text.lines().filter(|l| l.starts_with("roomtrace_rooms_pinned{") && !l.ends_with(" 0.0"));
-        let series = pinned.filter_map(|l| Some(l.rsplit_once(' ')?.0.to_owned()));
+        let owed = format!("owed_instance=\"{owed_instance}\"");
+        let pinned = text.lines().filter(|l| l.starts_with("roomtrace_rooms_pinned{") && l.contains(&owed));
+        let series =
+            pinned.filter(|l| !l.ends_with(" 0.0")).filter_map(|l| Some(l.rsplit_once(' ')?.0.to_owned()));
         Ok(series.filter(|s| !s.contains("\"possible\"")).collect())
     }
 
@@ -247,7 +313,7 @@ impl Deployed {
             let rooms = self.json("/api/v1/rooms?pinned=true")?;
             let mut all = rooms["rooms"].as_array().into_iter().flatten();
             let is = |room: &&Value| {
-                room["verdict"]["class"] == "abort_before_entry"
+                room["verdict"]["class"] == VERDICT
                     && room["verdict"]["confidence"] != "possible"
                     && room["verdict"]["owed_by"]["pod"].is_string()
             };
@@ -271,8 +337,12 @@ impl Deployed {
         ] {
             ensure!(owed[key] == value, "owed_by.{key} is {}, not {value}: {owed}", owed[key]);
         }
-        let series = self.series()?;
-        ensure!(!series.is_empty(), "the pinned room is in no series that pages");
+        // Metrics follow a moment later.
+        let series = node.wait("the pinned room is in a series that pages", |_| {
+            let series = self.series(&debtor.address)?;
+            Ok((!series.is_empty()).then_some(series))
+        })?;
+        ensure!(series.len() == 1 && series.iter().all(|s| s.contains(VERDICT)), "the series are {series:?}");
         told(&format!(
             "the pinned room is found after {} s and names pod {}/{}, container {}, node {}",
             begun.elapsed().as_secs(),
@@ -282,11 +352,16 @@ impl Deployed {
             NAME
         ));
         let room = record["room"].as_str().context("a room without a number")?.to_owned();
-        Ok(Pinned { room, series, record })
+        let said = node.inside(&self.container, &["roomtrace", "explain", &room])?;
+        let whose = format!("{}/{}", pods::NAMESPACE, debtor.name);
+        ensure!(said.contains(&whose), "roomtrace explain in the pod does not name {whose}: {said}");
+        Ok(Pinned { room, owed_instance: debtor.address.clone(), series, record })
     }
 
     /// Updates the release and follows the series meanwhile: they never change but for the seconds in which no agent runs.
-    fn updated(&self, node: &mut Node, before: &Pinned) -> Result<Self> {
+    fn updated(&self, node: &mut Node, before: &Pinned, alert: &Alert) -> Result<Self> {
+        let pages = alert.now()?;
+        let programs = self.programs()?;
         helm(
             node,
             &[
@@ -302,14 +377,14 @@ impl Deployed {
         )?;
         let mut seen = Instant::now();
         let end = Instant::now() + node::PATIENCE;
-        while let Ok(series) = self.series() {
+        while let Ok(series) = self.series(&before.owed_instance) {
             ensure!(series == before.series, "before it ended the agent changed its series: {series:?}");
             seen = Instant::now();
             ensure!(seen < end, "the update ends no agent");
             std::thread::sleep(Duration::from_millis(50));
         }
         let agent = Self::ready(node, Some(&self.uid))?;
-        let first = agent.series()?;
+        let first = agent.series(&before.owed_instance)?;
         let gap = seen.elapsed();
         ensure!(
             first == before.series,
@@ -317,8 +392,13 @@ impl Deployed {
             before.series
         );
         ensure!(gap < KEPT, "no agent had the room for {} s: alerts ended meanwhile", gap.as_secs());
+        ensure!(!Path::new(&format!("/proc/{}", self.pid)).exists(), "the agent before still runs");
+        unloaded(&programs)?;
+        alert.goes_on_at(node, agent.address)?;
+        let after = alert.now()?;
+        ensure!(after == pages, "the pages were {pages:?}, after the update they are {after:?}");
         told(&format!(
-            "an update of the release keeps series and labels of the pinned room; {:.1} s without an agent",
+            "an update of the release keeps series and labels of the pinned room, and one page goes on; {:.1} s without an agent",
             gap.as_secs_f64()
         ));
         Ok(agent)
@@ -354,7 +434,6 @@ impl Deployed {
 /// After `helm uninstall` nothing is there: no object, no process, no kernel program; on the node only the state directory.
 fn uninstalled(node: &mut Node, agent: &Deployed) -> Result<()> {
     let programs = agent.programs()?;
-    ensure!(!programs.is_empty(), "the agent holds no kernel programs?");
     helm(node, &["uninstall", "roomtrace", "--namespace", NAMESPACE])?;
     node.wait("the agent's pod is gone", |node| {
         let kinds = "pods,daemonsets,services,configmaps,networkpolicies,serviceaccounts,controllerrevisions";
@@ -364,49 +443,28 @@ fn uninstalled(node: &mut Node, agent: &Deployed) -> Result<()> {
         Ok(left.lines().filter(own).count().eq(&0).then_some(()))
     })?;
     ensure!(!Path::new(&format!("/proc/{}", agent.pid)).exists(), "the agent still runs");
+    unloaded(&programs)?;
+    let state = below(&node.on_node("/var/lib/roomtrace"))?;
+    let state: Vec<&str> = state.iter().map(|(name, _)| name.as_str()).collect();
+    ensure!(state == ["state", "state.lock"], "in /var/lib/roomtrace of the node is left {state:?}");
+    told(&format!("uninstalling leaves no object and none of {} kernel programs", programs.len()));
+    Ok(())
+}
+
+/// Fails where one of these kernel programs is still loaded.
+fn unloaded(programs: &BTreeSet<u32>) -> Result<()> {
+    ensure!(!programs.is_empty(), "the agent held no kernel programs?");
     let loaded = bpf_programs()?;
     let left: Vec<_> = programs.intersection(&loaded).collect();
     ensure!(left.is_empty(), "kernel programs {left:?} are still loaded");
-    told(&format!("uninstalling leaves no object and none of {} kernel programs", programs.len()));
     Ok(())
 }
 
 /// Numbers of all kernel programs that are loaded.
 fn bpf_programs() -> Result<BTreeSet<u32>> {
     install::debian(&["bpftool"])?;
-    let said = install::output(std::process::Command::new("bpftool").args(["-j", "prog", "list"]))?;
+    let said = install::output(Command::new("bpftool").args(["-j", "prog", "list"]))?;
     let list: Value = serde_json::from_str(&said).context("read what bpftool says")?;
     let all = list.as_array().into_iter().flatten();
     Ok(all.filter_map(|p| u32::try_from(p["id"].as_u64()?).ok()).collect())
-}
-
-/// Directories of this machine that the chart's pods write to.
-struct Left(Vec<(PathBuf, bool)>);
-
-impl Left {
-    fn before() -> Result<Self> {
-        let dirs = ["/var/lib/roomtrace", "/var/log/containers"].map(PathBuf::from);
-        if dirs[0].exists() {
-            bail!(
-                "{} is there already: the test would take over the state of an agent of this host. Remove it if there is none",
-                dirs[0].display()
-            );
-        }
-        Ok(Self(dirs.map(|dir| (dir.clone(), dir.exists())).into()))
-    }
-
-    /// Removes what was not there before, which must be the state file and its lock alone.
-    fn is_as_before(&self) -> Result<()> {
-        for (dir, was_there) in &self.0 {
-            for file in ["state", "state.lock"].map(|name| dir.join(name)) {
-                if file.exists() {
-                    std::fs::remove_file(&file)?;
-                }
-            }
-            if !was_there && dir.exists() {
-                std::fs::remove_dir(dir).with_context(|| format!("more is left in {}", dir.display()))?;
-            }
-        }
-        Ok(())
-    }
 }

@@ -34,6 +34,12 @@ pub(crate) struct Prometheus {
     log: PathBuf,
 }
 
+/// The alert rules as they are handed out.
+pub(crate) fn rules() -> Result<String> {
+    let file = install::root().join("dashboards/alerts/roomtrace.rules.yaml");
+    std::fs::read_to_string(&file).with_context(|| format!("read {}", file.display()))
+}
+
 /// A program of Debian's package, which is not installed: that would start a server.
 pub(crate) fn program(name: &str) -> Result<PathBuf> {
     install::from_debian("prometheus", &format!("usr/bin/{name}"))
@@ -49,10 +55,13 @@ impl Prometheus {
 
     /// The same with these jobs (`scrape_configs`, in YAML's flow style).
     pub(crate) fn scraping(jobs: &str, dir: &Path) -> Result<Self> {
-        let rules = install::root().join("dashboards/alerts/roomtrace.rules.yaml");
-        let rules = std::fs::read_to_string(&rules).with_context(|| format!("read {}", rules.display()))?;
-        // An alert stays for two minutes; a test need not wait for that.
-        std::fs::write(dir.join("rules.yaml"), rules.replace("keep_firing_for: 2m", "keep_firing_for: 3s"))?;
+        // An alert stays for two minutes; a test of its end need not wait for that.
+        Self::judging(&rules()?.replace("keep_firing_for: 2m", "keep_firing_for: 3s"), jobs, dir)
+    }
+
+    /// The same with these rules.
+    pub(crate) fn judging(rules: &str, jobs: &str, dir: &Path) -> Result<Self> {
+        std::fs::write(dir.join("rules.yaml"), rules)?;
         let config = format!(
             "global: {{scrape_interval: 1s, scrape_timeout: 1s, evaluation_interval: 1s}}\n\
              rule_files: [rules.yaml]\n\
@@ -96,13 +105,18 @@ impl Prometheus {
         Ok(answer["data"].take())
     }
 
-    /// Verdict and confidence of each firing page.
+    /// The pages that fire.
+    pub(crate) fn firing(&self) -> Result<Vec<Value>> {
+        let mut data = self.api("/api/v1/alerts")?;
+        let Value::Array(mut alerts) = data["alerts"].take() else { bail!("no alerts: {data}") };
+        alerts.retain(|a| a["state"] == "firing" && a["labels"]["alertname"] == PAGE);
+        Ok(alerts)
+    }
+
+    /// Verdict and confidence of each.
     fn pages(&self) -> Result<Pages> {
-        let data = self.api("/api/v1/alerts")?;
-        let firing = data["alerts"].as_array().context("no alerts")?.iter();
-        let firing = firing.filter(|a| a["state"] == "firing" && a["labels"]["alertname"] == PAGE);
         let label = |alert: &Value, name: &str| alert["labels"][name].as_str().unwrap_or("?").to_owned();
-        Ok(firing.map(|a| (label(a, "verdict"), label(a, "confidence"))).collect())
+        Ok(self.firing()?.iter().map(|a| (label(a, "verdict"), label(a, "confidence"))).collect())
     }
 
     /// Waits until pages fire for exactly what the agents have pinned now, and these are such as `wanted`. How many there are.

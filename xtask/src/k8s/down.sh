@@ -22,11 +22,10 @@ for d in /proc/[0-9]*; do
     if tr '\0' ' ' <"$d/cmdline" 2>/dev/null | grep -q "containerd-shim.*-address $PWD/ctd.sock"; then kill -9 "${d#/proc/}" 2>/dev/null; fi
 done
 awk '{print $2}' /proc/mounts | grep "^$PWD/" | sort -r | while read -r m; do umount "$m" 2>/dev/null || umount -l "$m"; done
-for n in $(ls cni-netns 2>/dev/null); do ip netns del "$n" 2>/dev/null; done
 ip link del "$2" 2>/dev/null
-# The kubelet's links into this directory.
-for l in /var/log/containers/*; do case "$(readlink "$l")" in "$PWD"/*) rm -f "$l";; esac; done
+# Directories of this machine that were made to mount over them.
+while read -r d; do rmdir "$d" 2>/dev/null; done <made
 # Control groups of pods, deepest first; those that others use stay.
 for h in /sys/fs/cgroup /sys/fs/cgroup/*; do [ -d "$h/kubepods" ] && find "$h/kubepods" -depth -type d -exec rmdir {} + 2>/dev/null; done
-rm -rf ctd ctd-run etcd-data kubelet cni-data certs
+rm -rf host ctd ctd-run etcd-data kubelet cni-data certs
 true

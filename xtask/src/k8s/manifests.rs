@@ -6,6 +6,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
+use super::node::Node;
 use crate::dist::archive::below;
 use crate::{chart, install, services};
 
@@ -40,8 +41,11 @@ const WRONG: [(&str, &str); 5] = [
     ("gpuNodes: {labels: [{key: gpu, operater: Exists}]}\n", "operater"),
 ];
 
-/// Checks them.
-pub(super) fn check(helm: &Path) -> Result<()> {
+/// Of the Prometheus operator: there is no schema of them in Kubernetes, and the node does not know them.
+const OPERATOR: [&str; 2] = ["ServiceMonitor", "PrometheusRule"];
+
+/// Checks them. Where they were rendered to.
+pub(super) fn check(helm: &Path) -> Result<Vec<PathBuf>> {
     chart::check_manifests(helm)?;
     let dir = install::target().join("manifests");
     install::empty(&dir)?;
@@ -69,14 +73,36 @@ pub(super) fn check(helm: &Path) -> Result<()> {
     }
     let schemas = schemas()?;
     let location = format!("{}/{{{{.ResourceKind}}}}{{{{.KindSuffix}}}}.json", schemas.display());
-    // Of the Prometheus operator there is no schema in Kubernetes.
-    let skipped = "ServiceMonitor,PrometheusRule";
     install::run(
         Command::new(services::program("kubeconform")?)
-            .args(["-strict", "-summary", "-skip", skipped, "-schema-location", &location])
+            .args(["-strict", "-summary", "-skip", &OPERATOR.join(","), "-schema-location", &location])
             .args(&rendered),
     )?;
     eprintln!("ok: manifests are fresh and valid, {} wrong values files are refused by the key", WRONG.len());
+    Ok(rendered)
+}
+
+/// The API server's own strict decoder and its validation take them, and would name a field that they do not know.
+pub(super) fn taken(node: &Node, rendered: &[PathBuf]) -> Result<()> {
+    let apply = |text: &str| -> Result<String> {
+        let file = node.dir().join("taken.yaml");
+        std::fs::write(&file, text)?;
+        node.kubectl(&["apply", "--dry-run=server", "--validate=strict", "-f", &file.to_string_lossy()])
+    };
+    let mut taken = 0;
+    for file in rendered {
+        let text = std::fs::read_to_string(file)?;
+        let known =
+            |object: &&str| !OPERATOR.iter().any(|kind| object.contains(&format!("\nkind: {kind}\n")));
+        let objects: Vec<&str> = text.split("\n---\n").filter(known).collect();
+        taken += apply(&objects.join("\n---\n"))?.lines().count();
+    }
+    let text = std::fs::read_to_string(chart::manifests())?;
+    let said = apply(&text.replace("hostPID:", "hostPid:")).err().map(|e| format!("{e:#}"));
+    ensure!(said.as_ref().is_some_and(|said| said.contains("spec.template.spec.hostPid")), "{said:?}");
+    eprintln!(
+        "ok: the API server takes {taken} objects, strictly decoded; an unknown field is refused by name"
+    );
     Ok(())
 }
 

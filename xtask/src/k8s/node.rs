@@ -4,6 +4,7 @@
 //! A guard takes it down: a process that waits for this one to end, however it does (an error, Ctrl-C, a kill).
 
 use std::collections::BTreeMap;
+use std::fmt::Write as _;
 use std::fs::File;
 use std::net::TcpListener;
 use std::os::unix::process::CommandExt as _;
@@ -29,12 +30,19 @@ pub(crate) const NAME: &str = "gpu-1";
 const BRIDGE: &str = "rtk8s0";
 const NETWORK: &str = "10.213.77.0/24";
 
+/// Directories that the chart's pods, the kubelet and the CNI plug-ins use, each a file tree of its own in the node's directory: what an agent or a kubelet of
+/// this machine keeps there is not seen and not touched.
+const OF_THE_NODE: [&str; 4] =
+    ["/var/lib/roomtrace", "/var/log/containers", "/var/lib/kubelet", "/var/lib/cni"];
+
 /// What takes it down.
 const DOWN: &str = include_str!("down.sh");
 
 /// What it runs besides, with the Debian packages that bring it. Another containerd (Docker's) does as well and is not replaced; none
 /// is started or used but the node's own.
-const PACKAGES: [(&str, &str); 6] = [
+const PACKAGES: [(&str, &str); 8] = [
+    ("/usr/sbin/ip", "iproute2"),
+    ("/usr/bin/nsenter", "util-linux"),
     ("/usr/bin/containerd", "containerd"),
     ("/usr/sbin/runc", "runc"),
     ("/usr/lib/cni/bridge", "containernetworking-plugins"),
@@ -171,7 +179,7 @@ impl Node {
                 "--unsafe-no-fsync",
             ]),
         )?;
-        self.spawn("containerd", Path::new("containerd"), &owned(&["-c", "containerd.toml"]))?;
+        self.containerd()?;
         self.spawn(
             "api",
             &self.program("kube-apiserver")?,
@@ -211,13 +219,20 @@ impl Node {
             &owned(&[&config, "--leader-elect=false", "--secure-port=0"]),
         )?;
         self.pause()?;
+        // Where containerd sees the node's own directories, the kubelet has to see them too.
+        let containerd = self.children.iter().find(|(name, _)| *name == "containerd");
+        let its_mounts = containerd.map(|(_, child)| format!("--mount=/proc/{}/ns/mnt", child.id()));
         self.spawn(
             "kubelet",
-            &self.program("kubelet")?,
+            Path::new("nsenter"),
             &owned(&[
-                "--config=kubelet.yaml",
+                &its_mounts.context("no containerd")?,
+                "--",
+                &self.program("kubelet")?.to_string_lossy(),
+                &format!("--config={}", self.file("kubelet.yaml").display()),
                 &config,
                 &format!("--root-dir={}", self.file("kubelet").display()),
+                &format!("--cert-dir={}", self.file("certs").display()),
                 &format!("--hostname-override={NAME}"),
             ]),
         )?;
@@ -226,6 +241,40 @@ impl Node {
             let ready = conditions(&of).any(|(kind, status)| kind == "Ready" && status == "True");
             Ok(ready.then_some(()))
         })
+    }
+
+    /// Starts containerd with mounts of its own: there [`OF_THE_NODE`] are directories of the node.
+    fn containerd(&mut self) -> Result<()> {
+        let mut made = String::new();
+        let mut mounts = String::new();
+        for there in OF_THE_NODE {
+            let own = self.on_node(there);
+            std::fs::create_dir_all(&own)?;
+            if !Path::new(there).exists() {
+                std::fs::create_dir(there).with_context(|| format!("create {there}, to mount over it"))?;
+                let _ = writeln!(made, "{there}");
+            }
+            let _ = write!(mounts, "mount --bind '{}' {there} && ", own.display());
+        }
+        // The guard removes them.
+        self.write("made", &made)?;
+        self.spawn(
+            "containerd",
+            Path::new("unshare"),
+            &[
+                "--mount",
+                "--propagation=slave",
+                "sh",
+                "-c",
+                &format!("{mounts} exec containerd -c containerd.toml"),
+            ]
+            .map(str::to_owned),
+        )
+    }
+
+    /// Where one of [`OF_THE_NODE`] really is.
+    pub(crate) fn on_node(&self, path: &str) -> PathBuf {
+        self.file("host").join(path.trim_start_matches('/'))
     }
 
     fn write_files(&self, api: u16) -> Result<()> {
@@ -261,6 +310,7 @@ state = "{dir}/ctd-run"
   sandbox_image = "{PAUSE}"
   # Where root may not lower a process's OOM score runc fails without: "can't get final child's PID from pipe".
   restrict_oom_score_adj = true
+  netns_mounts_under_state_dir = true
   [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
     runtime_type = "io.containerd.runc.v2"
     [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
@@ -315,6 +365,14 @@ state = "{dir}/ctd-run"
     pub(crate) fn ctr(&self, arguments: &[&str]) -> Result<String> {
         let socket = self.file("ctd.sock");
         install::output(Command::new("ctr").arg("-a").arg(socket).args(["-n", "k8s.io"]).args(arguments))
+    }
+
+    /// Runs a program inside a container, as `kubectl exec` would. What it prints, however it ends.
+    pub(crate) fn inside(&self, container: &str, command: &[&str]) -> Result<String> {
+        let mut ctr = Command::new("ctr");
+        ctr.arg("-a").arg(self.file("ctd.sock")).args(["-n", "k8s.io", "task", "exec", "--exec-id", "asked"]);
+        let out = ctr.arg(container).args(command).output().context("start ctr")?;
+        Ok([out.stdout, out.stderr].map(|said| String::from_utf8_lossy(&said).into_owned()).concat())
     }
 
     /// Gives it an image.

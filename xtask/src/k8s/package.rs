@@ -1,9 +1,9 @@
 //! The Debian package for real: installed, its unit verified, its configuration read, removed, purged.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 
 use crate::install;
 
@@ -21,6 +21,7 @@ pub(super) fn check(deb: &Path) -> Result<()> {
     );
     // Has systemd-analyze; nothing of it is started.
     install::debian(&["systemd"])?;
+    let _aside = Aside::put(Path::new("/var/lib/roomtrace"))?;
     install::output(Command::new("dpkg").arg("-i").arg(deb))?;
     let checked = inside();
     install::output(Command::new("dpkg").args(["-r", "roomtrace"]))?;
@@ -33,6 +34,38 @@ pub(super) fn check(deb: &Path) -> Result<()> {
     }
     eprintln!("ok: the package installs, its unit is right (exposure {score}), nothing is left of it");
     Ok(())
+}
+
+/// The state of an agent that was run by hand, which purging would take. Dropping it brings it back.
+struct Aside {
+    dir: PathBuf,
+    kept: Option<PathBuf>,
+}
+
+impl Aside {
+    fn put(dir: &Path) -> Result<Self> {
+        let mut kept = None;
+        if dir.exists() {
+            let lock = dir.join("state.lock");
+            let free =
+                !lock.exists() || Command::new("flock").arg("-n").arg(&lock).arg("true").status()?.success();
+            ensure!(free, "an agent of this host uses {}: end it first", dir.display());
+            let to = dir.with_extension(format!("test-{}", std::process::id()));
+            std::fs::rename(dir, &to).with_context(|| format!("put {} aside", dir.display()))?;
+            kept = Some(to);
+        }
+        Ok(Self { dir: dir.to_owned(), kept })
+    }
+}
+
+impl Drop for Aside {
+    fn drop(&mut self) {
+        if let Some(kept) = &self.kept
+            && let Err(error) = std::fs::rename(kept, &self.dir)
+        {
+            eprintln!("{} stays in {}: {error}", self.dir.display(), kept.display());
+        }
+    }
 }
 
 /// While it is installed. The unit's exposure as systemd reckons it.

@@ -30,6 +30,8 @@ pub(super) struct Debtor {
     pub(super) uid: String,
     /// Container id.
     pub(super) container: String,
+    /// The pod's.
+    pub(super) address: String,
 }
 
 /// The engines and their driver.
@@ -69,7 +71,8 @@ impl Pods {
             if name == DEBTOR {
                 let container = text("/status/containerStatuses/0/containerID");
                 let container = container.trim_start_matches("containerd://").to_owned();
-                debtor = Some(Debtor { name: name.to_owned(), uid: text("/metadata/uid"), container });
+                let (uid, address) = (text("/metadata/uid"), text("/status/podIP"));
+                debtor = Some(Debtor { name: name.to_owned(), uid, container, address });
             }
         }
         let dir: PathBuf = node.dir().join("workload");
