@@ -352,13 +352,15 @@ impl RoomTable {
         self.forget_finding_events();
     }
 
-    /// Ends findings of threads whose ranks have shown that they live, or have ended. Looks once a second.
+    /// Ends findings of threads whose ranks have shown that they live, or have ended, or whose rooms may only queue after all.
+    /// Looks once a second.
     pub(crate) fn review_threads(&mut self, now: Mono) {
         if self.threads.raised.is_empty() || now.since(self.threads.looked) < SECOND {
             return;
         }
         self.threads.looked = now;
-        let over = self.threads.raised.iter().filter(|(_, r)| self.lives(r)).map(|(group, _)| *group);
+        let over = |group: u64, r: &Raised| self.lives(r) || self.findings.is_only_possible(group);
+        let over = self.threads.raised.iter().filter(|(g, r)| over(**g, r)).map(|(group, _)| *group);
         let over: SmallVec<[u64; 4]> = over.collect();
         for group in over {
             self.threads.raised.remove(&group);

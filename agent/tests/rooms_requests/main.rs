@@ -14,6 +14,7 @@ mod roles;
 #[path = "../rooms_support/mod.rs"]
 mod rooms_support;
 mod stopped;
+mod threads;
 mod web;
 
 const ROOM: u64 = 9_000_000_000_000_000_001;
