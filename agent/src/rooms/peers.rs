@@ -70,6 +70,9 @@ pub(crate) struct ForeignMark {
     /// It is an ABORT, which the rank's release does not bear (M4).
     #[serde(default)]
     pub(crate) abort: bool,
+    /// Of an ABORT: the rank may be of a release that bears it, as far as its messages tell.
+    #[serde(default)]
+    pub(crate) unsure: bool,
     /// Number of the last question that the rank had been asked by then.
     #[serde(default)]
     pub(crate) asked: u32,

@@ -134,6 +134,16 @@ impl Threads {
     }
 }
 
+/// Whether the receive loop of NIXL dies of an ABORT in these releases, 0.5.13–0.5.15 (sglang#30352); `None`: in some of them.
+fn dies_of_abort(r: Releases) -> Option<bool> {
+    let (first, last) = (Release::new(0, 5, 13, 0), Release::new(0, 5, 15, u16::MAX));
+    match (r.min >= first && r.max <= last, r.max < first || r.min > last) {
+        (true, _) => Some(true),
+        (_, true) => Some(false),
+        _ => None,
+    }
+}
+
 impl RoomTable {
     /// A thread has ended.
     pub(crate) fn task(&mut self, task: &TaskEvent, _out: &mut Vec<Event>) {
@@ -166,22 +176,38 @@ impl RoomTable {
     /// its receive loop (M4, `nixl/conn.py`, sglang#30352).
     pub(crate) fn abort_read(&mut self, seen: &Seen<'_>) {
         let (backend, releases) = self.learn_backend(seen, NONE);
-        let dies =
-            |r: Releases| r.min <= Release::new(0, 5, 15, u16::MAX) && r.max >= Release::new(0, 5, 13, 0);
-        if seen.role != Role::Prefill || backend != Some(Backend::Nixl) || !releases.is_some_and(dies) {
+        let said = self.release_said(seen.target).map(|r| Releases { min: r, max: r });
+        let Some(releases) = said.or(releases).filter(|r| dies_of_abort(*r) != Some(false)) else { return };
+        if seen.role != Role::Prefill || backend != Some(Backend::Nixl) {
             return;
         }
+        let unsure = dies_of_abort(releases).is_none();
         let peer = seen.connection.addresses.peer;
         let Some(e) = self.peers.get_mut(seen.target) else { return };
         let first_len = 5; // "ABORT"
         let asked = e.prefill.as_deref().map_or(0, |p| p.answers.asked);
-        let mark = ForeignMark { at: seen.at, peer, frames: 4, first_len, abort: true, asked };
+        let mark = ForeignMark { at: seen.at, peer, frames: 4, first_len, abort: true, unsure, asked };
         if e.bears(&mark) {
             return;
         }
         e.meet(mark);
         e.last_foreign = Some(mark);
         self.foreign_read(seen.target);
+    }
+
+    /// Release of the engine of a rank of this host, as it says itself.
+    fn release_said(&self, rank: EndpointId) -> Option<Release> {
+        let task = self.peers.get(rank)?.task?;
+        self.release_of(self.server_of(task.tgid)?)
+    }
+
+    /// What came before the end of a rank's reader; `None`: an ABORT that its release, as it says itself by now, bears.
+    fn killed_by(&self, rank: EndpointId, mark: &ForeignMark) -> Option<ForeignFact> {
+        let fact = ForeignFact::of(mark);
+        let said = self.release_said(rank).filter(|_| mark.abort);
+        let Some(said) = said else { return Some(fact) };
+        let dies = dies_of_abort(Releases { min: said, max: said }) == Some(true);
+        dies.then_some(ForeignFact { unsure: false, ..fact })
     }
 
     /// Ties an end to what was foreign just before it at a rank of the same process.
@@ -233,7 +259,7 @@ impl RoomTable {
         // What had been read before goes on without the reader.
         let metadata = room.links.iter().filter(|l| l.prefill == prefill).map(Link::asked_at).max();
         let asked = metadata.or(room.bootstrap_at).or_else(|| room.abort.map(|a| a.at))?;
-        let foreign = ForeignFact::of(&r.foreign);
+        let foreign = self.killed_by(prefill, &r.foreign)?;
         (asked >= r.foreign.at).then(|| self.thread_fact(prefill, r.tgid, r.death, Was::Reader(foreign)))
     }
 

@@ -81,6 +81,11 @@ pub(crate) fn code(code: u32) -> String {
 
 /// A message that no rank sends.
 pub(crate) fn foreign_words(x: &ForeignFact) -> String {
+    if x.unsure {
+        return "an ABORT, of which the receive loop of NIXL 0.5.13–0.5.15 dies (sglang#30352): whether this is one of these its \
+                messages do not tell, and the engine does not say it,"
+            .to_owned();
+    }
     if x.abort {
         return "an ABORT, of which the receive loop of NIXL 0.5.13–0.5.15 dies (sglang#30352),".to_owned();
     }

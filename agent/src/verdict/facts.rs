@@ -102,11 +102,13 @@ pub(crate) struct ForeignFact {
     pub(crate) first_len: u32,
     /// It is an ABORT, which the rank's release does not bear (M4).
     pub(crate) abort: bool,
+    /// Or may bear: which it is of several its messages do not tell, and the engine does not say it.
+    pub(crate) unsure: bool,
 }
 
 impl ForeignFact {
     pub(crate) const fn of(m: &ForeignMark) -> Self {
-        Self { at: m.at, peer: m.peer, frames: m.frames, first_len: m.first_len, abort: m.abort }
+        Self { at: m.at, peer: m.peer, frames: m.frames, first_len: m.first_len, abort: m.abort, unsure: m.unsure }
     }
 }
 

@@ -125,6 +125,8 @@ fn dead_thread(f: &Facts) -> Option<Judgement> {
         Was::Reader(_) if !f.observable && f.request.later_finished > 0 => return None,
         // While it computes a long prompt is silent as well, and the thread may be another.
         Was::Reader(_) if f.may_compute => (Class::ReceiverSilent, Confidence::Possible),
+        // An ABORT that may have harmed nobody.
+        Was::Reader(x) if x.unsure => (Class::ReceiverSilent, Confidence::Possible),
         Was::Reader(_) => (Class::ReceiverSilent, Confidence::Certain),
         Was::Worker { .. } => (Class::TransferWorkerSilent, worker(f, t, disagree)),
         Was::Unknown { asked_before } => {

@@ -3,8 +3,8 @@
 use super::rooms_support::*;
 use super::web::*;
 use roomtrace::event::{Comm, Task, TaskChange, TaskEvent};
-use roomtrace::rooms::model::{Input, Role};
-use roomtrace::sglang::message::KvPoll;
+use roomtrace::rooms::model::{EngineGauges, Input, Outcome, Role};
+use roomtrace::sglang::message::{Backend, KvPoll};
 use roomtrace::verdict::model::{Class, Confidence};
 
 const ROOM: u64 = 7_000_000_000_000_000_101;
@@ -142,4 +142,54 @@ fn a_session_that_a_working_engine_passes_again_and_again_has_a_dead_worker() {
     let w = one_session_silent(3, 1000);
     assert_eq!(verdict(&w, ROOM), Some((Class::TransferWorkerSilent, Confidence::Certain)));
     assert!(found(&w, Class::ThreadDied));
+}
+
+/// Of 0.5.15 or 0.5.16, by its messages.
+const NIXL_OPEN: Layout =
+    Layout { backend: Backend::Nixl, register: (r(5, 15), r(5, 16)), metadata: (r(5, 12), r(5, 16)) };
+
+/// An ABORT comes to it, a thread ends 20 ms later, and a room is asked for; it says its version before that, or after.
+fn an_abort_to(version: Option<&str>, late: bool) -> Web {
+    let mut w = Web::with(Sees::Prefill, NIXL_OPEN);
+    let say = |w: &mut Web| {
+        let gauges = EngineGauges {
+            server: pid(Role::Prefill),
+            role: Some(Role::Prefill),
+            version: version.map(str::to_owned),
+            ..EngineGauges::default()
+        };
+        let at = w.at();
+        w.input(&Input::Gauges { at, gauges: &gauges });
+    };
+    if !late {
+        say(&mut w);
+    }
+    w.serve(1, 1000);
+    w.abort(2, &decode(0), &prefill(0), None);
+    w.wait(20);
+    thread(&mut w, &prefill(0), 24_000);
+    w.wait(500);
+    say(&mut w);
+    w.request(Role::Prefill, ROOM);
+    long(&mut w, ROOM, &decode(0));
+    w.wait(12_000);
+    w
+}
+
+#[test]
+fn an_abort_accuses_only_a_release_that_dies_of_it() {
+    for late in [false, true] {
+        let w = an_abort_to(Some("0.5.16"), late);
+        w.never_paged(ROOM);
+        let says = w.last(ROOM).verdict.map(|v| v.evidence).unwrap_or_default();
+        assert!(says.iter().all(|e| !e.contains("an ABORT, of which")), "{says:?}");
+        let w = an_abort_to(Some("0.5.15"), late);
+        assert_eq!(verdict(&w, ROOM), Some((Class::ReceiverSilent, Confidence::Certain)));
+    }
+    let w = an_abort_to(None, false);
+    w.never_paged(ROOM);
+    let v = w.verdict(ROOM);
+    assert_eq!(v.class, Class::ReceiverSilent);
+    assert!(!v.candidates.is_empty(), "it may be long");
+    assert!(v.evidence.iter().any(|e| e.contains("do not tell")), "{:?}", v.evidence);
 }
