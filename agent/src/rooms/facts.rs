@@ -165,6 +165,7 @@ impl RoomTable {
             endpoint: e.map(|e| e.address),
             task,
             local: e.map(|_| here),
+            ended: task.is_some() && !self.peers.is_owned(id),
             http: None,
             place: process.map(Known::place),
             rank_names: process.and_then(Known::rank_names),
