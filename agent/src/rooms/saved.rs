@@ -466,7 +466,7 @@ impl Saver<'_> {
                 rank: e.rank,
                 foreign: e.foreign,
                 kinds: e.kinds.clone(),
-                dead_reader: e.dead_reader,
+                dead_reader: self.table.reader_to_save(id),
                 exited: e.exited,
                 spoke: e.spoke,
                 prefill,

@@ -210,6 +210,13 @@ impl RoomTable {
         dies.then_some(ForeignFact { unsure: false, ..fact })
     }
 
+    /// The dead reader of a rank as it is written down: with what the engine has said of its release since.
+    pub(crate) fn reader_to_save(&self, rank: EndpointId) -> Option<DeadReader> {
+        let r = self.peers.get(rank)?.dead_reader?;
+        let unsure = self.killed_by(rank, &r.foreign)?.unsure;
+        Some(DeadReader { foreign: ForeignMark { unsure, ..r.foreign }, ..r })
+    }
+
     /// Ties an end to what was foreign just before it at a rank of the same process.
     fn suspect_reader(&mut self, id: EndpointId, death: Death) {
         let Some(e) = self.peers.get(id) else { return };

@@ -92,7 +92,7 @@ fn a_thread_that_ends_where_nothing_tells_whether_prefill_computes_pages_nobody(
 #[test]
 fn with_counters_that_stand_still_a_thread_that_ended_is_why_and_moving_ones_take_it_back() {
     let mut w = a_thread_beside(2);
-    let mut say = |progress: &dyn Fn(u64) -> u64, from: u64, to: u64, w: &mut Web| {
+    let say = |progress: &dyn Fn(u64) -> u64, from: u64, to: u64, w: &mut Web| {
         for n in from..to {
             w.gauges(Role::Prefill, 2, 0, progress(n));
             w.wait(1000);
