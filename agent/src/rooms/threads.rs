@@ -233,10 +233,11 @@ impl RoomTable {
         if let Some(e) = self.peers.get_mut(id) {
             e.dead_reader = Some(reader);
         }
+        self.deafen(id);
     }
 
     /// The dead reader of a rank, as long as the rank has not shown that it lives.
-    fn reader(&self, id: EndpointId) -> Option<DeadReader> {
+    pub(crate) fn reader(&self, id: EndpointId) -> Option<DeadReader> {
         let e = self.peers.get(id)?;
         let reader = e.dead_reader.filter(|r| e.task.is_some_and(|t| t.tgid == r.tgid))?;
         let lives = e.prefill.as_deref().is_some_and(|p| {
@@ -302,7 +303,7 @@ impl RoomTable {
         fits.then(|| self.thread_fact(prefill, tgid, death, was))
     }
 
-    fn thread_fact(&self, rank: EndpointId, tgid: u32, death: Death, was: Was) -> ThreadFact {
+    pub(crate) fn thread_fact(&self, rank: EndpointId, tgid: u32, death: Death, was: Was) -> ThreadFact {
         let at = self.peers.address(rank).map(|a| a.to_string()).unwrap_or_default();
         let group = cause(&[Class::ThreadDied.label(), &at, &death.tid.to_string()]);
         ThreadFact { tgid, tid: death.tid, name: death.name, at: death.at, code: death.code, was, group }
@@ -338,26 +339,27 @@ impl RoomTable {
         let Some(j) = room.judgement.as_deref() else { return };
         if j.confidence < Confidence::Likely
             || !matches!(j.class, Class::ReceiverSilent | Class::TransferWorkerSilent)
-            || j.role != Role::Prefill
         {
             return;
         }
-        let (group, confidence) = (j.group, j.confidence);
+        let (group, confidence, role) = (j.group, j.confidence, j.role);
         if self.threads.raised.contains_key(&group) {
             return;
         }
-        let view = room.progress(Role::Prefill);
-        let Some(facts) = self.facts(room, Role::Prefill, view, now) else { return };
+        let Some(facts) = self.facts(room, role, room.progress(role), now) else { return };
         let Some(thread) = facts.thread.filter(|t| t.group == group) else { return };
         if self.threads.raised.len() >= MAX_RAISED {
             self.tally.turned_away.threads += 1;
             return;
         }
         let owes = |l: &&Link| l.told.is_none() && self.peers.address(l.prefill) == facts.prefill.endpoint;
-        let (rank, pair) = room.links.iter().find(owes).map_or((room.home.0, NONE), |l| (l.prefill, l.pair));
+        let deaf = room.links.iter().find(|l| l.deaf && role == Role::Decode).map(|l| (l.decode, NONE));
+        let silent = || room.links.iter().find(owes).map_or((room.home.0, NONE), |l| (l.prefill, l.pair));
+        let (rank, pair) = deaf.unwrap_or_else(silent);
+        let engine = if role == Role::Decode { facts.decode } else { facts.prefill };
         self.threads.raised.insert(group, Raised { rank, pair, thread });
         let mut evidence = vec![named_thread(&thread)];
-        if let Was::Reader(x) = &thread.was {
+        if let Was::Reader(x) | Was::Status(x) = &thread.was {
             let gap = thread.at.since(x.at) / 1_000_000;
             evidence.push(format!("{} had come from {} {gap} ms before", foreign_words(x), x.peer));
         }
@@ -366,13 +368,13 @@ impl RoomTable {
             group,
             class: Class::ThreadDied,
             confidence,
-            engine: facts.prefill.clone(),
+            actions: of_finding(Class::ThreadDied, &engine),
+            engine,
             rooms: vec![facts.room],
             room_count: 1,
             since: thread.at,
             closed_at: None,
             evidence,
-            actions: of_finding(Class::ThreadDied, &facts.prefill),
         });
     }
 
@@ -413,7 +415,9 @@ impl RoomTable {
             return true;
         }
         let answered = match thread.was {
-            Was::Reader(_) => return self.reader(*rank).is_none_or(|r| r.death.tid != thread.tid),
+            Was::Reader(_) | Was::Status(_) => {
+                return self.reader(*rank).is_none_or(|r| r.death.tid != thread.tid);
+            }
             Was::Worker { .. } => self.peers.pair_of(*pair).and_then(|p| p.answers.last),
             Was::Unknown { .. } => self.peers.prefill(*rank).and_then(|p| p.answers.last),
         };

@@ -205,6 +205,12 @@ fn ends_request(f: &Facts, j: &Judgement) -> Vec<Action> {
         Class::ConcludedButHeld => vec![Action { clears: false, ..prefill() }],
         // Its loop does not run: whatever is asked of it waits as well.
         Class::EngineStalled => Vec::new(),
+        Class::ReceiverSilent if j.owes == Who::Decode => {
+            let mut only = decode();
+            only.effect
+                .push_str("; every later room of that rank hangs the same way until it is started again");
+            vec![only]
+        }
         _ if j.owes == Who::Decode => vec![decode()],
         Class::ReceiverSilent => {
             let mut only = prefill();

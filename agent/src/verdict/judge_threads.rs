@@ -33,7 +33,13 @@ pub(crate) fn proven(f: &Facts) -> Option<Judgement> {
 /// What is overdue, with what threads and sockets say of it.
 pub(crate) fn seen(f: &Facts) -> Option<Judgement> {
     // What stands still on purpose says nothing by its silence.
-    if queued(f) || f.request.stopped.is_some() {
+    if f.request.stopped.is_some() {
+        return None;
+    }
+    if let Some(j) = deaf(f) {
+        return Some(j);
+    }
+    if queued(f) {
         return None;
     }
     // Bytes that lie unread say more than a thread that may be any.
@@ -106,6 +112,21 @@ fn never_ends(f: &Facts) -> bool {
     }
 }
 
+/// STATUS has come to decode, and the thread that takes it in was dead.
+fn deaf(f: &Facts) -> Option<Judgement> {
+    let t = f.thread.filter(|t| matches!(t.was, Was::Status(_)) && f.phase == Phase::Conclude)?;
+    let confidence = match (f.in_transfer, f.request.is_open(Role::Decode)) {
+        // It has taken in whatever came.
+        (Some(0), _) => Confidence::Possible,
+        // Its client has had nothing yet.
+        (_, true) => Confidence::Certain,
+        // Whether decode has answered is not seen.
+        (_, false) => Confidence::Likely,
+    };
+    let j = Draft::new(Class::ReceiverSilent, confidence, Who::Decode, Some(Kind::Status));
+    Some(Judgement { group: t.group, ..j.ends(waiting_timer(f)).done(f) })
+}
+
 /// A thread ended, and what it did is not done any more.
 fn dead_thread(f: &Facts) -> Option<Judgement> {
     let t = f.thread.filter(|_| f.role == Role::Prefill)?;
@@ -128,6 +149,7 @@ fn dead_thread(f: &Facts) -> Option<Judgement> {
         // An ABORT that may have harmed nobody.
         Was::Reader(x) if x.unsure => (Class::ReceiverSilent, Confidence::Possible),
         Was::Reader(_) => (Class::ReceiverSilent, Confidence::Certain),
+        Was::Status(_) => return None,
         Was::Worker { .. } => (Class::TransferWorkerSilent, worker(f, t, disagree)),
         Was::Unknown { asked_before } => {
             // A receive loop dies of what it has read: without anything foreign since the last answer it was hardly that.
@@ -169,10 +191,7 @@ fn worker(f: &Facts, t: ThreadFact, disagree: bool) -> Confidence {
             (false, false) => Confidence::Possible,
         },
         // An ABORT_ACK says that the rank reads, and nothing of its queue: its numbers do.
-        _ if several
-            && f.engine_idle == Some(true)
-            && f.now.since(t.at.max(f.since)) >= f.limits.ceiling =>
-        {
+        _ if several && f.engine_idle == Some(true) && f.now.since(t.at.max(f.since)) >= f.limits.ceiling => {
             Confidence::Certain
         }
         _ => Confidence::Possible,

@@ -3,6 +3,7 @@
 use super::rooms_support::*;
 use super::web::*;
 use roomtrace::event::{Comm, Task, TaskChange, TaskEvent};
+use roomtrace::rooms::Config;
 use roomtrace::rooms::model::{EngineGauges, Input, Outcome, Role};
 use roomtrace::sglang::message::{Backend, KvPoll};
 use roomtrace::verdict::model::{Class, Confidence};
@@ -192,4 +193,132 @@ fn an_abort_accuses_only_a_release_that_dies_of_it() {
     assert_eq!(v.class, Class::ReceiverSilent);
     assert!(!v.candidates.is_empty(), "it may be long");
     assert!(v.evidence.iter().any(|e| e.contains("do not tell")), "{:?}", v.evidence);
+}
+
+/// A message that no rank sends comes to decode, and one of its threads ends 21 ms later.
+fn decode_goes_deaf(sees: Sees) -> Web {
+    let mut w = Web::new(sees);
+    w.healthy(1, &decode(0), &prefill(0), 20);
+    w.wait(1000);
+    w.foreign(&decode(0));
+    w.wait(21);
+    thread(&mut w, &decode(0), 24_100);
+    w.wait(1000);
+    w
+}
+
+/// A room of which decode is told Success, and which it is to generate: its request there.
+fn concludes(w: &mut Web, room: u64) -> Key {
+    let of = w.sees(Role::Prefill).then(|| w.request(Role::Prefill, room));
+    let key = w.request(Role::Decode, room);
+    w.metadata(room, &decode(0), &prefill(0));
+    w.wait(100);
+    w.status(room, &prefill(0), &decode(0), KvPoll::Success);
+    if let Some(of) = of {
+        w.finished(of);
+    }
+    key
+}
+
+#[test]
+fn a_status_thread_that_dies_of_a_message_pins_the_next_room_at_decode() {
+    for sees in [Sees::Decode, Sees::Both] {
+        let mut w = decode_goes_deaf(sees);
+        concludes(&mut w, ROOM);
+        let since = w.now_s();
+        let v = w.pinned_in_time(ROOM, since, 10.0);
+        assert_eq!((v.class, v.confidence), (Class::ReceiverSilent, Confidence::Certain), "{sees:?}");
+        assert_eq!(v.candidates, []);
+        let owes = v.owed_by.as_ref().unwrap();
+        assert_eq!((owes.role, owes.endpoint), (Some(Role::Decode), Some(decode(0).endpoint)));
+        for part in ["thread 24100", "2 frames", "first of 4 bytes", "10.9.9.9:5555", "process 200"] {
+            assert!(v.evidence.iter().any(|e| e.contains(part)), "{part}: {:?}", v.evidence);
+        }
+        assert!(v.ends_by_itself.as_ref().unwrap().timer.contains("WAITING"));
+        assert!(v.actions.iter().any(|a| a.command == "kill -TERM 200"), "{:?}", v.actions);
+        for n in 1..4 {
+            concludes(&mut w, ROOM + n);
+        }
+        w.wait(12_000);
+        let open = w.table.findings();
+        let f = open.iter().find(|f| f.class == Class::ThreadDied).unwrap();
+        assert_eq!((f.confidence, f.room_count, f.group), (Confidence::Certain, 4, v.group));
+        assert_eq!(f.engine.endpoint, Some(decode(0).endpoint));
+        assert!(f.evidence.iter().any(|e| e.contains("10.9.9.9:5555")), "{:?}", f.evidence);
+        // Decode's timer ends it; the thread stays dead.
+        w.abort(ROOM, &decode(0), &prefill(0), None);
+        w.wait(60_000);
+        assert_eq!(w.outcomes(ROOM), [Outcome::Failed], "{sees:?}");
+        assert!(found(&w, Class::ThreadDied));
+    }
+}
+
+#[test]
+fn a_room_that_decode_answers_after_all_shows_that_its_status_thread_lives() {
+    let mut w = decode_goes_deaf(Sees::Decode);
+    concludes(&mut w, ROOM);
+    let second = concludes(&mut w, ROOM + 1);
+    w.wait(12_000);
+    assert!(w.last(ROOM).pinned() && found(&w, Class::ThreadDied));
+    w.first_byte(second);
+    w.wait(2500);
+    for room in [ROOM, ROOM + 1] {
+        assert_eq!(w.outcomes(room), [Outcome::Success]);
+    }
+    assert!(!found(&w, Class::ThreadDied), "{:#?}", w.table.findings());
+    // Nor does another of these messages kill it.
+    w.foreign(&decode(0));
+    w.wait(21);
+    thread(&mut w, &decode(0), 24_101);
+    concludes(&mut w, ROOM + 2);
+    w.wait(2000);
+    assert_eq!(w.outcomes(ROOM + 2), [Outcome::Success]);
+}
+
+#[test]
+fn decode_that_streams_soon_is_never_accused() {
+    let mut w = decode_goes_deaf(Sees::Decode);
+    let key = concludes(&mut w, ROOM);
+    w.wait(3000);
+    w.first_byte(key);
+    w.wait(20_000);
+    assert!(w.pin(ROOM).is_none());
+    assert_eq!(w.outcomes(ROOM), [Outcome::Success]);
+}
+
+#[test]
+fn decodes_own_count_tells_whether_it_waits() {
+    for (count, confidence) in [(0, Confidence::Possible), (1, Confidence::Certain)] {
+        let mut w = decode_goes_deaf(Sees::Decode);
+        concludes(&mut w, ROOM);
+        for n in 0..14 {
+            w.gauges(Role::Decode, count, 0, n);
+            w.wait(1000);
+        }
+        assert_eq!(verdict(&w, ROOM), Some((Class::ReceiverSilent, confidence)));
+    }
+}
+
+#[test]
+fn one_of_two_ranks_of_decode_that_is_deaf_is_named() {
+    let mut w = Web::bare(Sees::Decode, MOONCAKE, Config::default());
+    w.know();
+    let ranks = [decode_of(0, 2), decode_of(1, 2)];
+    for d in &ranks {
+        w.register(d, &prefill(0));
+    }
+    w.foreign(&ranks[1]);
+    w.wait(21);
+    thread(&mut w, &ranks[1], 24_100);
+    w.request(Role::Decode, ROOM);
+    for d in &ranks {
+        w.metadata(ROOM, d, &prefill(0));
+    }
+    for d in &ranks {
+        w.status(ROOM, &prefill(0), d, KvPoll::Success);
+    }
+    w.wait(11_500);
+    let v = w.verdict(ROOM);
+    assert_eq!((v.class, v.confidence), (Class::ReceiverSilent, Confidence::Certain));
+    assert_eq!(v.owed_by.unwrap().endpoint, Some(ranks[1].endpoint));
 }

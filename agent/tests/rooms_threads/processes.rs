@@ -253,5 +253,9 @@ fn nobody_is_told_to_kill_a_process_that_was_seen_to_end() {
         w.metadata(n, &decode(0), &next);
     }
     w.wait(12_000);
-    assert!(w.verdict(20).actions.iter().any(|a| a.command == "kill -TERM 160"), "{:#?}", w.verdict(20).actions);
+    assert!(
+        w.verdict(20).actions.iter().any(|a| a.command == "kill -TERM 160"),
+        "{:#?}",
+        w.verdict(20).actions
+    );
 }
