@@ -41,6 +41,7 @@ impl RoomTable {
     /// After a message: counts phases, notices the end and progress, sets the next deadline.
     pub(crate) fn settle(&mut self, slot: u32, at: Mono, out: &mut Vec<Event>) {
         self.place_requests(slot, at);
+        self.note_taken_in(slot, at);
         let Some(room) = self.rooms.get(slot) else { return };
         let views = room.views();
         let moved = self.note_phases(slot, views);
@@ -189,6 +190,7 @@ impl RoomTable {
             End::Open => {}
         }
         if let Some(outcome) = self.over_unseen(room, now) {
+            self.note_outlived(slot, tells_abort(room), now);
             return self.close_room(slot, outcome, now, out);
         }
         if let Some(until) = self.quiet_abort(room) {
@@ -398,6 +400,10 @@ impl RoomTable {
             Class::AbortBeforeEntry => {
                 let from = room.abort.map_or(last_asked, |a| a.at);
                 room.judgement.as_ref().is_some_and(|j| j.ends.is_some()) && after(from, c.bootstrap_timeout)
+            }
+            // Decode's scheduler lives and gives up.
+            Class::ReceiverSilent if room.links.iter().any(|l| l.deaf) => {
+                after(last_asked, c.waiting_timeout)
             }
             // Prefill's scheduler lives and fails what it has not heard of again.
             Class::ReceiverSilent => {

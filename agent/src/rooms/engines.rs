@@ -399,6 +399,7 @@ impl RoomTable {
             role: self.role_of_process(server),
             task: Some(Task { tgid: server, tid: server, comm, cgroup: 0 }),
             local: Some(true),
+            ended: known.is_some_and(|k| k.gone.is_some()),
             http: known
                 .and_then(|k| k.process.http_port)
                 .map(|port| SocketAddr::new(std::net::Ipv4Addr::LOCALHOST.into(), port)),

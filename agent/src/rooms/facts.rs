@@ -2,7 +2,7 @@
 //!
 //! Pure; reads the table, changes nothing. Runs when a room is overdue or shown, never per message.
 
-use crate::event::Mono;
+use crate::event::{Mono, SECOND};
 use crate::rooms::engines::Known;
 use crate::rooms::estimate::Threshold;
 use crate::rooms::model::{Completeness, Outcome, Phase, Role};
@@ -87,7 +87,16 @@ impl RoomTable {
                 .max_by_key(gravity)
                 .unwrap_or_default(),
             abort_sent: room.abort.map_or(Sent::Unknown, |a| self.abort_sent(&a)),
-            thread: if role == Role::Prefill { self.dead_thread(room, subject, prefill) } else { None },
+            thread: match role {
+                Role::Prefill => self.dead_thread(room, subject, prefill),
+                Role::Decode => self.status_thread(room),
+            },
+            // Its scheduler takes in within milliseconds.
+            in_transfer: if role == Role::Decode && subject.is_some_and(|l| l.deaf) {
+                self.in_transfer(decode, since.plus(SECOND), now)
+            } else {
+                None
+            },
             stall: if role == Role::Prefill { self.stall(prefill) } else { None },
             unread_prefill: self.unread_at(prefill, now),
             unread_decode: self.unread_at(decode, now),
@@ -167,6 +176,7 @@ impl RoomTable {
             endpoint: e.map(|e| e.address),
             task,
             local: e.map(|_| here),
+            ended: task.is_some() && !self.peers.is_owned(id),
             http: None,
             place: process.map(Known::place),
             rank_names: process.and_then(Known::rank_names),
@@ -324,7 +334,7 @@ impl RoomTable {
 fn subject(room: &Room, role: Role, phase: Phase) -> Option<&Link> {
     let open = |l: &&Link| match role {
         Role::Prefill => l.received.is_some() && l.told.is_none(),
-        Role::Decode => l.sent.is_some() && l.heard.is_none(),
+        Role::Decode => l.sent.is_some() && (l.heard.is_none() || l.deaf),
     };
     let incomplete = |l: &&Link| phase == Phase::Bootstrap && l.received.is_some() && !room.enough(l.prefill);
     room.links

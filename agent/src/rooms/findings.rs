@@ -128,6 +128,11 @@ impl Findings {
         self.causes.get(&group).map(|c| u32::try_from(c.rooms.len()).unwrap_or(u32::MAX))
     }
 
+    /// Whether this cause pins rooms, and none of them more surely than by silence.
+    pub(crate) fn is_only_possible(&self, group: u64) -> bool {
+        self.causes.get(&group).and_then(Cause::confidence) == Some(Confidence::Possible)
+    }
+
     /// What is to be told of a group.
     fn state(&self, group: u64) -> Option<(Class, Confidence)> {
         let cause = self.causes.get(&group).and_then(|c| Some((c.class, c.confidence()?)));

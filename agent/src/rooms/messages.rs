@@ -702,6 +702,7 @@ impl Link {
             received: None,
             told: None,
             heard: None,
+            deaf: false,
             metadata_delivery: Delivery::Unknown,
             status_delivery: Delivery::Unknown,
             metadata_on: None,

@@ -7,6 +7,7 @@ mod assess;
 mod batches;
 mod connections;
 pub mod counts;
+mod deaf;
 mod engines;
 mod estimate;
 mod facts;

@@ -70,6 +70,9 @@ pub(crate) struct ForeignMark {
     /// It is an ABORT, which the rank's release does not bear (M4).
     #[serde(default)]
     pub(crate) abort: bool,
+    /// Of an ABORT: the rank may be of a release that bears it, as far as its messages tell.
+    #[serde(default)]
+    pub(crate) unsure: bool,
     /// Number of the last question that the rank had been asked by then.
     #[serde(default)]
     pub(crate) asked: u32,
@@ -254,6 +257,8 @@ pub(crate) struct Endpoint {
     /// The first foreign bytes of each kind, at most [`MAX_KINDS`].
     pub(crate) kinds: Vec<ForeignMark>,
     pub(crate) dead_reader: Option<DeadReader>,
+    /// Decode: when the last STATUS came that it took in although its reader was thought dead.
+    pub(crate) took: Option<Mono>,
     /// When bytes to it were last missed, on any connection.
     pub(crate) missed: Option<Mono>,
     /// The same where it could not be remembered whose they were.
@@ -284,11 +289,12 @@ impl Endpoint {
     }
 
     /// Whether the rank has read on after foreign bytes of this kind: it has answered a room that was asked for after them,
-    /// or acknowledged an ABORT that came after them.
+    /// or acknowledged an ABORT that came after them, or, being decode's, taken a STATUS in.
     pub(crate) fn bears(&self, mark: &ForeignMark) -> bool {
-        let Some(p) = self.prefill.as_deref() else { return false };
+        let p = self.prefill.as_deref();
         let read_on = |first: &ForeignMark| {
-            p.answers.answered > first.asked || p.acknowledged_abort.is_some_and(|at| at > first.at)
+            p.is_some_and(|p| p.answers.answered > first.asked)
+                || p.and_then(|p| p.acknowledged_abort).max(self.took).is_some_and(|at| at > first.at)
         };
         self.kinds.iter().any(|k| k.is_like(mark) && read_on(k))
     }
@@ -359,6 +365,7 @@ impl Peers {
             last_foreign: None,
             kinds: Vec::new(),
             dead_reader: None,
+            took: None,
             missed: None,
             missed_of_any: None,
             missed_of_strangers: None,
@@ -427,6 +434,7 @@ impl Peers {
             let Some(e) = self.get_mut(*id) else { continue };
             e.exited = Some(exit);
             (e.foreign, e.last_foreign, e.dead_reader, e.spoke) = (None, None, None, None);
+            e.took = None;
             e.kinds.clear();
             if let Some(p) = e.prefill.as_deref_mut() {
                 p.answers.forgive();

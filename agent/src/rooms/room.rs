@@ -104,6 +104,9 @@ pub(crate) struct Link {
     /// Terminal STATUS received by a decode rank of this host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) heard: Option<Told>,
+    /// The thread of this decode rank that takes STATUS in was dead when it came: it waits on (see `rooms::deaf`).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) deaf: bool,
     #[serde(default, skip_serializing_if = "Delivery::is_unknown")]
     pub(crate) metadata_delivery: Delivery,
     #[serde(default, skip_serializing_if = "Delivery::is_unknown")]
@@ -379,7 +382,7 @@ impl Room {
     /// Whether decode on this host has heard Success of every rank that owes it.
     pub(crate) fn all_heard(&self) -> bool {
         let mut owed = self.links.iter().filter(|l| l.sent.is_some() && l.owes()).peekable();
-        owed.peek().is_some() && owed.all(|l| l.heard.is_some_and(|h| h.status == KvPoll::Success))
+        owed.peek().is_some() && owed.all(|l| !l.deaf && l.heard.is_some_and(|h| h.status == KvPoll::Success))
     }
 
     /// How many decode ranks of this host have heard Success of every rank that owes it, if all have; else 0.
@@ -483,8 +486,11 @@ impl Room {
             }
             required += u32::from(l.owes());
             if let Some(h) = l.heard {
-                got += u32::from(l.owes());
                 first_heard = Some(first_heard.map_or(h.at, |f: Mono| f.min(h.at)));
+                if l.deaf {
+                    continue;
+                }
+                got += u32::from(l.owes());
                 last_heard = last_heard.max(h.at);
                 if h.status == KvPoll::Failed {
                     failed = Some(h.at);

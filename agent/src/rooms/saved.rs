@@ -118,6 +118,8 @@ struct SavedEndpoint {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     dead_reader: Option<DeadReader>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    took: Option<Mono>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     exited: Option<Exit>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     spoke: Option<Mono>,
@@ -466,7 +468,8 @@ impl Saver<'_> {
                 rank: e.rank,
                 foreign: e.foreign,
                 kinds: e.kinds.clone(),
-                dead_reader: e.dead_reader,
+                dead_reader: self.table.reader_to_save(id),
+                took: e.took,
                 exited: e.exited,
                 spoke: e.spoke,
                 prefill,
@@ -579,7 +582,7 @@ impl RoomTable {
             (e.reached, e.rank, e.foreign) = (saved.reached, saved.rank, saved.foreign);
             (e.dead_reader, e.last_foreign) = (saved.dead_reader, saved.foreign);
             e.kinds = saved.kinds.into_iter().take(MAX_KINDS).collect();
-            (e.exited, e.spoke) = (saved.exited, saved.spoke);
+            (e.exited, e.spoke, e.took) = (saved.exited, saved.spoke, saved.took);
             self.peers.owned(id, survivors.keep(saved.task));
             let Some(e) = self.peers.get_mut(id) else { continue };
             if saved.task.is_some_and(|t| survivors.gone.contains(&t.tgid)) {

@@ -28,6 +28,7 @@ impl RoomTable {
             self.tally.turned_away.late += 1;
             return;
         };
+        let deaf = self.falls_on_deaf_ears(slot, &seen);
         let Some(room) = self.rooms.get_mut(slot) else { return };
         let Some(l) = room.links.get_mut(link) else { return };
         let first = l.told.is_none() && l.heard.is_none();
@@ -38,7 +39,7 @@ impl RoomTable {
                 l.told = Some(told);
                 l.status_on = Some(seen.connection.socket);
             }
-            Role::Decode => l.heard = Some(told),
+            Role::Decode => (l.heard, l.deaf) = (Some(told), deaf),
         }
         l.rank = l.rank.or(m.prefill_rank);
         let (prefill, pair, numbers) = (l.prefill, l.pair, l.numbers);

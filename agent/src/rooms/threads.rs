@@ -134,6 +134,16 @@ impl Threads {
     }
 }
 
+/// Whether the receive loop of NIXL dies of an ABORT in these releases, 0.5.13–0.5.15 (sglang#30352); `None`: in some of them.
+fn dies_of_abort(r: Releases) -> Option<bool> {
+    let (first, last) = (Release::new(0, 5, 13, 0), Release::new(0, 5, 15, u16::MAX));
+    match (r.min >= first && r.max <= last, r.max < first || r.min > last) {
+        (true, _) => Some(true),
+        (_, true) => Some(false),
+        _ => None,
+    }
+}
+
 impl RoomTable {
     /// A thread has ended.
     pub(crate) fn task(&mut self, task: &TaskEvent, _out: &mut Vec<Event>) {
@@ -166,22 +176,45 @@ impl RoomTable {
     /// its receive loop (M4, `nixl/conn.py`, sglang#30352).
     pub(crate) fn abort_read(&mut self, seen: &Seen<'_>) {
         let (backend, releases) = self.learn_backend(seen, NONE);
-        let dies =
-            |r: Releases| r.min <= Release::new(0, 5, 15, u16::MAX) && r.max >= Release::new(0, 5, 13, 0);
-        if seen.role != Role::Prefill || backend != Some(Backend::Nixl) || !releases.is_some_and(dies) {
+        let said = self.release_said(seen.target).map(|r| Releases { min: r, max: r });
+        let Some(releases) = said.or(releases).filter(|r| dies_of_abort(*r) != Some(false)) else { return };
+        if seen.role != Role::Prefill || backend != Some(Backend::Nixl) {
             return;
         }
+        let unsure = dies_of_abort(releases).is_none();
         let peer = seen.connection.addresses.peer;
         let Some(e) = self.peers.get_mut(seen.target) else { return };
         let first_len = 5; // "ABORT"
         let asked = e.prefill.as_deref().map_or(0, |p| p.answers.asked);
-        let mark = ForeignMark { at: seen.at, peer, frames: 4, first_len, abort: true, asked };
+        let mark = ForeignMark { at: seen.at, peer, frames: 4, first_len, abort: true, unsure, asked };
         if e.bears(&mark) {
             return;
         }
         e.meet(mark);
         e.last_foreign = Some(mark);
         self.foreign_read(seen.target);
+    }
+
+    /// Release of the engine of a rank of this host, as it says itself.
+    fn release_said(&self, rank: EndpointId) -> Option<Release> {
+        let task = self.peers.get(rank)?.task?;
+        self.release_of(self.server_of(task.tgid)?)
+    }
+
+    /// What came before the end of a rank's reader; `None`: an ABORT that its release, as it says itself by now, bears.
+    fn killed_by(&self, rank: EndpointId, mark: &ForeignMark) -> Option<ForeignFact> {
+        let fact = ForeignFact::of(mark);
+        let said = self.release_said(rank).filter(|_| mark.abort);
+        let Some(said) = said else { return Some(fact) };
+        let dies = dies_of_abort(Releases { min: said, max: said }) == Some(true);
+        dies.then_some(ForeignFact { unsure: false, ..fact })
+    }
+
+    /// The dead reader of a rank as it is written down: with what the engine has said of its release since.
+    pub(crate) fn reader_to_save(&self, rank: EndpointId) -> Option<DeadReader> {
+        let r = self.peers.get(rank)?.dead_reader?;
+        let unsure = self.killed_by(rank, &r.foreign)?.unsure;
+        Some(DeadReader { foreign: ForeignMark { unsure, ..r.foreign }, ..r })
     }
 
     /// Ties an end to what was foreign just before it at a rank of the same process.
@@ -200,10 +233,11 @@ impl RoomTable {
         if let Some(e) = self.peers.get_mut(id) {
             e.dead_reader = Some(reader);
         }
+        self.deafen(id);
     }
 
     /// The dead reader of a rank, as long as the rank has not shown that it lives.
-    fn reader(&self, id: EndpointId) -> Option<DeadReader> {
+    pub(crate) fn reader(&self, id: EndpointId) -> Option<DeadReader> {
         let e = self.peers.get(id)?;
         let reader = e.dead_reader.filter(|r| e.task.is_some_and(|t| t.tgid == r.tgid))?;
         let lives = e.prefill.as_deref().is_some_and(|p| {
@@ -233,7 +267,7 @@ impl RoomTable {
         // What had been read before goes on without the reader.
         let metadata = room.links.iter().filter(|l| l.prefill == prefill).map(Link::asked_at).max();
         let asked = metadata.or(room.bootstrap_at).or_else(|| room.abort.map(|a| a.at))?;
-        let foreign = ForeignFact::of(&r.foreign);
+        let foreign = self.killed_by(prefill, &r.foreign)?;
         (asked >= r.foreign.at).then(|| self.thread_fact(prefill, r.tgid, r.death, Was::Reader(foreign)))
     }
 
@@ -269,7 +303,7 @@ impl RoomTable {
         fits.then(|| self.thread_fact(prefill, tgid, death, was))
     }
 
-    fn thread_fact(&self, rank: EndpointId, tgid: u32, death: Death, was: Was) -> ThreadFact {
+    pub(crate) fn thread_fact(&self, rank: EndpointId, tgid: u32, death: Death, was: Was) -> ThreadFact {
         let at = self.peers.address(rank).map(|a| a.to_string()).unwrap_or_default();
         let group = cause(&[Class::ThreadDied.label(), &at, &death.tid.to_string()]);
         ThreadFact { tgid, tid: death.tid, name: death.name, at: death.at, code: death.code, was, group }
@@ -305,26 +339,27 @@ impl RoomTable {
         let Some(j) = room.judgement.as_deref() else { return };
         if j.confidence < Confidence::Likely
             || !matches!(j.class, Class::ReceiverSilent | Class::TransferWorkerSilent)
-            || j.role != Role::Prefill
         {
             return;
         }
-        let (group, confidence) = (j.group, j.confidence);
+        let (group, confidence, role) = (j.group, j.confidence, j.role);
         if self.threads.raised.contains_key(&group) {
             return;
         }
-        let view = room.progress(Role::Prefill);
-        let Some(facts) = self.facts(room, Role::Prefill, view, now) else { return };
+        let Some(facts) = self.facts(room, role, room.progress(role), now) else { return };
         let Some(thread) = facts.thread.filter(|t| t.group == group) else { return };
         if self.threads.raised.len() >= MAX_RAISED {
             self.tally.turned_away.threads += 1;
             return;
         }
         let owes = |l: &&Link| l.told.is_none() && self.peers.address(l.prefill) == facts.prefill.endpoint;
-        let (rank, pair) = room.links.iter().find(owes).map_or((room.home.0, NONE), |l| (l.prefill, l.pair));
+        let deaf = room.links.iter().find(|l| l.deaf && role == Role::Decode).map(|l| (l.decode, NONE));
+        let silent = || room.links.iter().find(owes).map_or((room.home.0, NONE), |l| (l.prefill, l.pair));
+        let (rank, pair) = deaf.unwrap_or_else(silent);
+        let engine = if role == Role::Decode { facts.decode } else { facts.prefill };
         self.threads.raised.insert(group, Raised { rank, pair, thread });
         let mut evidence = vec![named_thread(&thread)];
-        if let Was::Reader(x) = &thread.was {
+        if let Was::Reader(x) | Was::Status(x) = &thread.was {
             let gap = thread.at.since(x.at) / 1_000_000;
             evidence.push(format!("{} had come from {} {gap} ms before", foreign_words(x), x.peer));
         }
@@ -333,13 +368,13 @@ impl RoomTable {
             group,
             class: Class::ThreadDied,
             confidence,
-            engine: facts.prefill.clone(),
+            actions: of_finding(Class::ThreadDied, &engine),
+            engine,
             rooms: vec![facts.room],
             room_count: 1,
             since: thread.at,
             closed_at: None,
             evidence,
-            actions: of_finding(Class::ThreadDied, &facts.prefill),
         });
     }
 
@@ -352,13 +387,15 @@ impl RoomTable {
         self.forget_finding_events();
     }
 
-    /// Ends findings of threads whose ranks have shown that they live, or have ended. Looks once a second.
+    /// Ends findings of threads whose ranks have shown that they live, or have ended, or whose rooms may only queue after all.
+    /// Looks once a second.
     pub(crate) fn review_threads(&mut self, now: Mono) {
         if self.threads.raised.is_empty() || now.since(self.threads.looked) < SECOND {
             return;
         }
         self.threads.looked = now;
-        let over = self.threads.raised.iter().filter(|(_, r)| self.lives(r)).map(|(group, _)| *group);
+        let over = |group: u64, r: &Raised| self.lives(r) || self.findings.is_only_possible(group);
+        let over = self.threads.raised.iter().filter(|(g, r)| over(**g, r)).map(|(group, _)| *group);
         let over: SmallVec<[u64; 4]> = over.collect();
         for group in over {
             self.threads.raised.remove(&group);
@@ -378,7 +415,9 @@ impl RoomTable {
             return true;
         }
         let answered = match thread.was {
-            Was::Reader(_) => return self.reader(*rank).is_none_or(|r| r.death.tid != thread.tid),
+            Was::Reader(_) | Was::Status(_) => {
+                return self.reader(*rank).is_none_or(|r| r.death.tid != thread.tid);
+            }
             Was::Worker { .. } => self.peers.pair_of(*pair).and_then(|p| p.answers.last),
             Was::Unknown { .. } => self.peers.prefill(*rank).and_then(|p| p.answers.last),
         };

@@ -210,7 +210,7 @@ impl RoomTable {
         let peer = if direction == Direction::Received { c.addresses.peer } else { c.addresses.local };
         let (frames, first_len) = what;
         let asked = self.peers.prefill(target).map_or(0, |p| p.answers.asked);
-        let mark = ForeignMark { at, peer, frames, first_len, abort: false, asked };
+        let mark = ForeignMark { at, peer, frames, first_len, abort: false, unsure: false, asked };
         let read = direction == Direction::Received && self.peers.address(target) == Some(c.addresses.local);
         if read && self.peers.get(target).is_some_and(|e| e.task.is_none()) {
             self.peers.owned(target, c.task);

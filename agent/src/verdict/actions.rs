@@ -28,10 +28,12 @@ pub(crate) fn actions(f: &Facts, j: &Judgement) -> Vec<Action> {
     } else {
         list.extend(ends_request(f, j));
     }
-    if elsewhere.is_none() && j.owes != Who::Decode && stops_all(j.class) {
+    if elsewhere.is_none() && j.owes != Who::Decode && stops_all(j.class) && !f.prefill.ended {
         list.push(abort_all(&f.prefill, f.others.silent_at_rank, f.phase));
     }
-    if let Some(party) = restart_target(f, j).filter(|p| elsewhere.is_none() || p.endpoint.is_some()) {
+    if let Some(party) = restart_target(f, j).filter(|p| elsewhere.is_none() || p.endpoint.is_some())
+        && !party.ended
+    {
         if j.class == Class::EngineStalled {
             list.push(look_at_threads(&party));
         }
@@ -47,29 +49,47 @@ pub(crate) fn actions(f: &Facts, j: &Judgement) -> Vec<Action> {
 /// is whom to act on.
 pub(crate) fn of_cause(class: Class, owes: &Party, act: &Party, rooms: u32) -> Vec<Action> {
     let mut list = Vec::new();
-    if stops_all(class) {
+    if stops_all(class) && !act.ended {
         let phase = if class == Class::RanksDisagree { Phase::Conclude } else { Phase::Transfer };
         list.push(abort_all(act, rooms, phase));
     }
     match class {
         // Prefill's socket to decode does not connect anew.
-        Class::StatusLost => list.extend([check_connects(act), restart(owes)]),
+        Class::StatusLost => {
+            list.push(check_connects(act));
+            list.extend(restart_living(owes));
+        }
         // One engine has the request and nothing else is wrong there.
         Class::PeerLost | Class::AwaitingPrefill | Class::PeerNotTold | Class::DuplicateRoom => {
-            list.push(look(
-                "roomtrace rooms --pinned".to_owned(),
-                "lists the rooms; each request is to be ended by itself at the side that still has it",
-            ));
+            list.push(look_at_pinned());
         }
-        Class::EngineStalled => list.extend([look_at_threads(act), restart(act)]),
-        _ => list.push(restart(act)),
+        Class::EngineStalled if !act.ended => list.extend([look_at_threads(act), restart(act)]),
+        _ => list.extend(restart_living(act)),
+    }
+    if list.is_empty() {
+        // Whoever was to be acted on has ended: what is left are the requests at the other side.
+        list.push(look_at_pinned());
     }
     list
+}
+
+fn look_at_pinned() -> Action {
+    look(
+        "roomtrace rooms --pinned".to_owned(),
+        "lists the rooms; each request is to be ended by itself at the side that still has it",
+    )
 }
 
 /// What to do about a finding that has no pinned room. What searches an operator's own logs comes last: it clears nothing,
 /// and only the operator knows where they are.
 pub(crate) fn of_finding(class: Class, engine: &Party) -> Vec<Action> {
+    let mut list = of_living(class, engine);
+    // Its process was seen to end: its number may be another's by now.
+    list.retain(|a| !engine.ended || !a.clears);
+    list
+}
+
+fn of_living(class: Class, engine: &Party) -> Vec<Action> {
     let restarts = restart(engine);
     match class {
         Class::LocalGhost => vec![
@@ -185,6 +205,12 @@ fn ends_request(f: &Facts, j: &Judgement) -> Vec<Action> {
         Class::ConcludedButHeld => vec![Action { clears: false, ..prefill() }],
         // Its loop does not run: whatever is asked of it waits as well.
         Class::EngineStalled => Vec::new(),
+        Class::ReceiverSilent if j.owes == Who::Decode => {
+            let mut only = decode();
+            only.effect
+                .push_str("; every later room of that rank hangs the same way until it is started again");
+            vec![only]
+        }
         _ if j.owes == Who::Decode => vec![decode()],
         Class::ReceiverSilent => {
             let mut only = prefill();
@@ -304,6 +330,11 @@ fn restart(party: &Party) -> Action {
                 .to_owned(),
         clears: true,
     }
+}
+
+/// The same of one whose process was not seen to end: its number may be another's by then.
+fn restart_living(party: &Party) -> Option<Action> {
+    (!party.ended).then(|| restart(party))
 }
 
 fn look(command: String, effect: &str) -> Action {

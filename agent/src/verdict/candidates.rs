@@ -31,6 +31,7 @@ const IGNORED: Candidate = reading(Class::AbortIgnored, &["M6"], P, "prefill's r
 /// All other readings of `j`, most likely first.
 pub(crate) fn candidates(f: &Facts, j: &Judgement) -> Vec<Candidate> {
     let mut list = match j.class {
+        Class::ReceiverSilent if j.owes == Who::Decode && f.thread.is_some() => decode_takes_nothing_in(),
         // Its scheduler writes nothing: no queue is worked off, whatever it was that it last counted.
         Class::EngineStalled if j.owes == Who::Decode && f.unread_decode.is_none() => missing(),
         Class::ReceiverSilent | Class::EngineStalled if j.owes == Who::Decode => decode_reads_nothing(),
@@ -116,6 +117,15 @@ fn decode_reads_nothing() -> Vec<Candidate> {
     vec![
         reading(Class::ReceiverSilent, &["M19"], D, threads),
         reading(Class::EngineStalled, &["M43"], D, threads),
+    ]
+}
+
+/// STATUS came to decode, and its thread is gone.
+fn decode_takes_nothing_in() -> Vec<Candidate> {
+    let count = "decode's transfer count (/v1/loads): whether the room is among it, or decode generates without streaming";
+    vec![
+        reading(Class::CompletionNotObservable, &[], None, count),
+        reading(Class::ConcludedButHeld, &["M15"], D, count),
     ]
 }
 

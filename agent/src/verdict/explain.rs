@@ -11,7 +11,7 @@ use crate::verdict::candidates::candidates;
 use crate::verdict::explain_network;
 use crate::verdict::explain_requests;
 use crate::verdict::explain_threads::{code, foreign_words, not_acknowledged, threads};
-use crate::verdict::facts::{Dummies, Facts, Sent};
+use crate::verdict::facts::{Dummies, Facts, Sent, Was};
 use crate::verdict::judge::{
     AbortEffect, Judgement, OVERTAKEN, Who, abort_effect, acknowledges_abort, maybe_ignored,
     unanswered_connect,
@@ -206,11 +206,14 @@ fn progress(f: &Facts, j: &Judgement, lines: &mut Vec<String>) {
     }
 }
 
-const fn phase_words(f: &Facts) -> &'static str {
+fn phase_words(f: &Facts) -> &'static str {
     match f.phase {
         Phase::Conclude if f.request.held => "the request open since the last STATUS of the ranks here",
         Phase::Bootstrap => "METADATA incomplete",
         Phase::Transfer => "no STATUS since METADATA was complete",
+        Phase::Conclude if f.thread.is_some_and(|t| matches!(t.was, Was::Status(_))) => {
+            "nothing of decode's since STATUS came"
+        }
         Phase::Conclude => "not every STATUS there since the first one",
         Phase::Abort => "nothing in answer to ABORT",
         Phase::Compute => "no STATUS 2 since BOOTSTRAP",

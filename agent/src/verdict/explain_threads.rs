@@ -11,17 +11,21 @@ use crate::verdict::model::Party;
 pub(crate) fn threads(f: &Facts, lines: &mut Vec<String>) {
     if let Some(t) = &f.thread {
         lines.push(format!("{}, {}", named_thread(t), ago(f, t.at)));
-        if let Was::Reader(x) = &t.was {
+        if let Was::Reader(x) | Was::Status(x) = &t.was {
+            let rank = if matches!(t.was, Was::Status(_)) { &f.decode } else { &f.prefill };
             lines.push(format!(
                 "{} had come to {} from {}, {}",
                 foreign_words(x),
-                named(&f.prefill),
+                named(rank),
                 x.peer,
                 ago(f, x.at)
             ));
         }
         lines.push(reading(&t.was).to_owned());
     }
+    lines.extend(f.in_transfer.map(|n| {
+        format!("decode says that {n} requests wait in it for their KV (decode_transfer_queue_reqs), that STATUS having come")
+    }));
     for (party, unread) in [(&f.prefill, f.unread_prefill), (&f.decode, f.unread_decode)] {
         lines.extend(unread.map(|u| not_read(f, party, u)));
     }
@@ -64,6 +68,10 @@ pub(crate) fn named_thread(t: &ThreadFact) -> String {
 pub(crate) const fn reading(was: &Was) -> &'static str {
     match was {
         Was::Reader(_) => "it read for its rank: the rank has answered nothing that was asked of it since",
+        Was::Status(_) => {
+            "it took STATUS in for its rank: libzmq reads on and the kernel acknowledges, but no room whose STATUS came since \
+             shows that it was taken in"
+        }
         Was::Worker { answered: true } => {
             "it moved KV for this session: nothing of the session was answered since, other sessions of the rank were"
         }
@@ -88,6 +96,11 @@ pub(crate) fn code(code: u32) -> String {
 
 /// A message that no rank sends.
 pub(crate) fn foreign_words(x: &ForeignFact) -> String {
+    if x.unsure {
+        return "an ABORT, of which the receive loop of NIXL 0.5.13–0.5.15 dies (sglang#30352): whether this is one of these its \
+                messages do not tell, and the engine does not say it,"
+            .to_owned();
+    }
     if x.abort {
         return "an ABORT, of which the receive loop of NIXL 0.5.13–0.5.15 dies (sglang#30352),".to_owned();
     }

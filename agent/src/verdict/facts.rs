@@ -102,11 +102,20 @@ pub(crate) struct ForeignFact {
     pub(crate) first_len: u32,
     /// It is an ABORT, which the rank's release does not bear (M4).
     pub(crate) abort: bool,
+    /// Or may bear: which it is of several its messages do not tell, and the engine does not say it.
+    pub(crate) unsure: bool,
 }
 
 impl ForeignFact {
     pub(crate) const fn of(m: &ForeignMark) -> Self {
-        Self { at: m.at, peer: m.peer, frames: m.frames, first_len: m.first_len, abort: m.abort }
+        Self {
+            at: m.at,
+            peer: m.peer,
+            frames: m.frames,
+            first_len: m.first_len,
+            abort: m.abort,
+            unsure: m.unsure,
+        }
     }
 }
 
@@ -129,6 +138,8 @@ pub(crate) struct ThreadFact {
 pub(crate) enum Was {
     /// It ended right after something foreign had come to its rank: it was the one that reads.
     Reader(ForeignFact),
+    /// The same of a decode rank: it took STATUS in.
+    Status(ForeignFact),
     /// The rank still answers other sessions, or only acknowledges ABORTs, and not this session: its transfer worker.
     Worker {
         /// Other sessions were answered.
@@ -372,6 +383,8 @@ pub(crate) struct Facts {
     pub(crate) abort_sent: Sent,
     /// A thread of the prefill rank, on this host, whose end may be why it is silent.
     pub(crate) thread: Option<ThreadFact>,
+    /// Requests that wait in decode for their KV, as its engine has said since a STATUS came that nobody takes in.
+    pub(crate) in_transfer: Option<u64>,
     pub(crate) stall: Option<StallFact>,
     pub(crate) unread_prefill: Option<UnreadFact>,
     pub(crate) unread_decode: Option<UnreadFact>,

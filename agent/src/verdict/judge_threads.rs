@@ -12,6 +12,12 @@ use crate::verdict::judge::{
 };
 use crate::verdict::model::{Class, Confidence};
 
+/// A session of which as many rooms are silent since a thread ended, while its engine works, ...
+const SILENT_BUSY: u32 = 3;
+/// ... and which so many as long ones of other sessions, asked for later, have passed: by no order of a queue alone, which puts
+/// three rooms of one session last among as many only once in 165 times. As many are written down for the next agent.
+const PASSED_BUSY: u32 = 8;
+
 /// From this many sockets on it is not one connection that nobody reads, but a process that reads nothing.
 const SEVERAL_SOCKETS: u32 = 2;
 
@@ -23,10 +29,21 @@ pub(crate) fn proven(f: &Facts) -> Option<Judgement> {
 /// What is overdue, with what threads and sockets say of it.
 pub(crate) fn seen(f: &Facts) -> Option<Judgement> {
     // What stands still on purpose says nothing by its silence.
-    if queued(f) || f.request.stopped.is_some() {
+    if f.request.stopped.is_some() {
         return None;
     }
-    dead_thread(f).or_else(|| unread(f)).or_else(|| stalled(f))
+    if let Some(j) = deaf(f) {
+        return Some(j);
+    }
+    if queued(f) {
+        return None;
+    }
+    // Bytes that lie unread say more than a thread that may be any.
+    let dead = dead_thread(f);
+    if dead.as_ref().is_some_and(|j| j.confidence > Confidence::Possible) {
+        return dead;
+    }
+    unread(f).or(dead).or_else(|| stalled(f))
 }
 
 /// The peer's kernel does not take a message. A network that is away for a while delivers it by itself: what was sent again for the
@@ -92,6 +109,21 @@ fn never_ends(f: &Facts) -> bool {
     }
 }
 
+/// STATUS has come to decode, and the thread that takes it in was dead.
+fn deaf(f: &Facts) -> Option<Judgement> {
+    let t = f.thread.filter(|t| matches!(t.was, Was::Status(_)) && f.phase == Phase::Conclude)?;
+    let confidence = match (f.in_transfer, f.request.is_open(Role::Decode)) {
+        // It has taken in whatever came.
+        (Some(0), _) => Confidence::Possible,
+        // Its client has had nothing yet.
+        (_, true) => Confidence::Certain,
+        // Whether decode has answered is not seen.
+        (_, false) => Confidence::Likely,
+    };
+    let j = Draft::new(Class::ReceiverSilent, confidence, Who::Decode, Some(Kind::Status));
+    Some(Judgement { group: t.group, ..j.ends(waiting_timer(f)).done(f) })
+}
+
 /// A thread ended, and what it did is not done any more.
 fn dead_thread(f: &Facts) -> Option<Judgement> {
     let t = f.thread.filter(|_| f.role == Role::Prefill)?;
@@ -106,19 +138,25 @@ fn dead_thread(f: &Facts) -> Option<Judgement> {
     if !matches!(t.was, Was::Reader(_)) && lost.is_some_and(|l| f.pinned_since.is_none_or(|p| l.at < p)) {
         return None;
     }
-    let o = &f.others;
     let (class, confidence) = match t.was {
         // Its answers are not on the wire, but requests that came later were answered.
         Was::Reader(_) if !f.observable && f.request.later_finished > 0 => return None,
         // While it computes a long prompt is silent as well, and the thread may be another.
         Was::Reader(_) if f.may_compute => (Class::ReceiverSilent, Confidence::Possible),
+        // An ABORT that may have harmed nobody.
+        Was::Reader(x) if x.unsure => (Class::ReceiverSilent, Confidence::Possible),
         Was::Reader(_) => (Class::ReceiverSilent, Confidence::Certain),
+        Was::Status(_) => return None,
         Was::Worker { .. } => (Class::TransferWorkerSilent, worker(f, t, disagree)),
         Was::Unknown { asked_before } => {
-            let class = if asked_before || disagree { Class::TransferWorkerSilent } else { separate(f) };
-            // Of a room that came after it, and alone, it cannot be told whether it is just long.
-            let alone = !asked_before && !disagree && o.silent_at_rank < SILENT_SESSION;
-            (class, if alone { Confidence::Possible } else { Confidence::Likely })
+            // A receive loop dies of what it has read: without anything foreign since the last answer it was hardly that.
+            let answered = f.others.last_answer;
+            let foreign = f.foreign.is_some_and(|x| answered.is_none_or(|a| x.at >= a));
+            let worker = asked_before || disagree || !foreign;
+            let class = if worker { Class::TransferWorkerSilent } else { separate(f) };
+            // That a thread ended says nothing of a rank that is silent because it computes, or because it queues: whether it does
+            // neither is for its numbers to say (`judge_requests::weigh`), or for ranks that have concluded the room.
+            (class, if disagree { Confidence::Likely } else { Confidence::Possible })
         }
     };
     // What a dead reader does not hear, ABORT included, only prefill's own timer ends.
@@ -138,16 +176,28 @@ fn worker(f: &Facts, t: ThreadFact, disagree: bool) -> Confidence {
     let as_long = o.as_long_at_rank > 0;
     match t.was {
         _ if disagree => Confidence::Certain,
+        // What a working engine has not done yet it may do later, in whatever order.
+        Was::Worker { answered: true } if works(f) => {
+            let many = o.silent_in_session >= SILENT_BUSY && o.as_long_at_rank >= PASSED_BUSY;
+            if many { Confidence::Certain } else { Confidence::Possible }
+        }
         // Others, and asked for later: a queue drains in order.
         Was::Worker { answered: true } => match (several, as_long) {
             (true, true) => Confidence::Certain,
             (true, false) | (false, true) => Confidence::Likely,
             (false, false) => Confidence::Possible,
         },
-        // An ABORT_ACK says that the rank reads, and nothing of its queue.
-        _ if several && f.now.since(t.at.max(f.since)) >= f.limits.ceiling => Confidence::Certain,
-        _ => Confidence::Likely,
+        // An ABORT_ACK says that the rank reads, and nothing of its queue: its numbers do.
+        _ if several && f.engine_idle == Some(true) && f.now.since(t.at.max(f.since)) >= f.limits.ceiling => {
+            Confidence::Certain
+        }
+        _ => Confidence::Possible,
     }
+}
+
+/// Whether prefill computes, or may, or something waits in it, as it says.
+fn works(f: &Facts) -> bool {
+    f.may_compute || f.engine_idle == Some(false) || f.request.said_to_wait.is_some()
 }
 
 /// Bytes lie in this host's kernel that their rank does not read.

@@ -193,6 +193,8 @@ pub struct Party {
     pub task: Option<Task>,
     /// Whether it runs on this host; `None` not known.
     pub local: Option<bool>,
+    /// That process was seen to end.
+    pub ended: bool,
     /// HTTP server of its engine, where one was seen.
     pub http: Option<SocketAddr>,
     /// Container and pod that its process runs in, where the host's process table tells.

@@ -15,6 +15,7 @@ mod roles;
 #[path = "../rooms_support/mod.rs"]
 mod rooms_support;
 mod stopped;
+mod threads;
 mod web;
 
 const ROOM: u64 = 9_000_000_000_000_000_001;

@@ -7,6 +7,7 @@
     reason = "tests; decode ranks, prefill ranks, worlds, as in the other tests"
 )]
 
+mod deaf;
 mod findings;
 mod processes;
 mod properties;

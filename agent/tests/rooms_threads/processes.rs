@@ -4,7 +4,7 @@ use roomtrace::event::{Direction, TcpState};
 use roomtrace::rooms::Config;
 use roomtrace::rooms::model::{Outcome, Role};
 use roomtrace::sglang::message::KvPoll;
-use roomtrace::verdict::model::{Class, Confidence};
+use roomtrace::verdict::model::{Action, Class, Confidence};
 
 use super::receivers::foreign_then_death;
 use super::rooms_support::*;
@@ -228,4 +228,34 @@ fn more_ends_than_are_kept_are_counted() {
         exits(&mut w, 100_000 + n, 200_000 + n, 0, false);
     }
     assert_eq!(w.table.counters().turned_away.threads, 36 + 45);
+}
+
+#[test]
+fn nobody_is_told_to_kill_a_process_that_was_seen_to_end() {
+    let mut w = super::workers::worker(Sees::Both, 2, 2);
+    w.to(13_000);
+    let kills = |actions: &[Action]| actions.iter().any(|a| a.command == "kill -TERM 100");
+    let all = |actions: &[Action]| actions.iter().any(|a| a.command.contains("abort_all"));
+    assert!(kills(&w.verdict(ROOM).actions) && all(&w.verdict(ROOM).actions));
+    process(&mut w, &prefill(0), KILLED);
+    w.wait(2000);
+    let v = w.verdict(ROOM);
+    assert_eq!(v.class, Class::TransferWorkerSilent, "decode waits on");
+    assert!(!kills(&v.actions) && !all(&v.actions), "{:#?}", v.actions);
+    assert!(v.actions.iter().any(|a| a.clears), "{:#?}", v.actions);
+    for f in w.table.findings() {
+        assert!(!kills(&f.actions) && !all(&f.actions) && !f.actions.is_empty(), "{f:#?}");
+    }
+    // Another in its place is acted on.
+    let next = Rank { pid: 160, ..prefill(0) };
+    w.adopt(&prefill(0), &next);
+    for n in 20..23 {
+        w.metadata(n, &decode(0), &next);
+    }
+    w.wait(12_000);
+    assert!(
+        w.verdict(20).actions.iter().any(|a| a.command == "kill -TERM 160"),
+        "{:#?}",
+        w.verdict(20).actions
+    );
 }

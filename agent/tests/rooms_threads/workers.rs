@@ -109,12 +109,11 @@ fn acknowledged_aborts_show_that_it_was_not_the_receive_loop() {
     w.wait(1000);
     w.abort(ROOM + 2, &decode(0), &prefill(0), Some(1));
     w.ack(ROOM + 2, &prefill(0), &decode(0));
-    w.to(12_500);
-    let v = w.verdict(ROOM);
-    assert_eq!((v.class, v.confidence), (Class::TransferWorkerSilent, Confidence::Likely));
-    assert!(says(&v, "still acknowledges ABORTs"), "{:?}", v.evidence);
     w.to(63_000);
-    assert_eq!(w.verdict(ROOM).confidence, Confidence::Certain);
+    let v = w.verdict(ROOM);
+    // That it computes all that long only its numbers exclude.
+    assert_eq!((v.class, v.confidence), (Class::TransferWorkerSilent, Confidence::Possible));
+    assert!(says(&v, "still acknowledges ABORTs"), "{:?}", v.evidence);
 }
 
 #[test]
@@ -179,7 +178,7 @@ fn threads_that_end_when_an_engine_has_started_are_no_evidence() {
 }
 
 #[test]
-fn a_rank_that_says_nothing_since_a_thread_ended_is_likely_and_leaves_open_which_it_was() {
+fn a_rank_that_says_nothing_since_a_thread_ended_leaves_open_which_it_was() {
     let mut w = world(Sees::Prefill);
     w.healthy(1, &decode(0), &prefill(0), 20);
     w.to(1000);
@@ -187,17 +186,17 @@ fn a_rank_that_says_nothing_since_a_thread_ended_is_likely_and_leaves_open_which
     w.wait(100);
     thread(&mut w, &prefill(0), 24_000);
     let v = w.pinned_in_time(ROOM, 1.0, 10.0);
-    assert_eq!((v.class, v.confidence), (Class::TransferWorkerSilent, Confidence::Likely));
+    assert_eq!((v.class, v.confidence), (Class::TransferWorkerSilent, Confidence::Possible));
     assert!(readings(&v).contains(&Class::ReceiverSilent));
     assert!(says(&v, "is not known"), "{:?}", v.evidence);
-    // What came after it may be unread as well.
+    // What came after it may be unread as well, and nothing was there that a receive loop dies of.
     for n in 1..4 {
         w.metadata(ROOM + n, &decode(0), &prefill(0));
     }
     w.wait(12_000);
     let v = w.verdict(ROOM + 3);
-    assert_eq!((v.class, v.confidence), (Class::ReceiverSilent, Confidence::Likely));
-    assert!(readings(&v).contains(&Class::TransferWorkerSilent));
+    assert_eq!((v.class, v.confidence), (Class::TransferWorkerSilent, Confidence::Possible));
+    assert!(readings(&v).contains(&Class::ReceiverSilent));
     assert_eq!(w.last(ROOM).group_size, 4);
 }
 

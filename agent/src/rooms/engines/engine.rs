@@ -84,6 +84,9 @@ pub(super) struct Numbers {
     /// When progress last moved.
     moved: Option<Mono>,
     waiting: Option<u64>,
+    /// In its hand-over queue (decode: waiting for KV), of the moment.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    inflight: Option<u64>,
     /// When it last said that requests wait in it, and how many, however old that count was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     said_to_wait: Option<(Mono, u64)>,
@@ -267,6 +270,7 @@ impl Engine {
             whole: idle_since.and(if whole { Some(at) } else { old.and_then(|n| n.whole) }),
             moved,
             waiting: g.waiting.filter(|_| !g.stale),
+            inflight: g.inflight.filter(|_| !g.stale),
             said_to_wait: match g.waiting {
                 Some(n @ 1..) => Some((at, n)),
                 // Zero of this moment ends it, an old one or none does not yet.
@@ -329,6 +333,11 @@ impl Engine {
 }
 
 impl Engine {
+    /// Requests whose KV is on its way, as it has said at `from` or later.
+    pub(crate) fn in_transfer(&self, now: Mono, from: Mono) -> Option<u64> {
+        self.numbers.filter(|n| n.at >= from && now.since(n.at) <= STALE).and_then(|n| n.inflight)
+    }
+
     /// Requests that wait in it, at least one, as it said in its last answer or not long before, whether or not that count can be old.
     pub(crate) fn said_to_wait(&self, now: Mono) -> Option<u64> {
         let n = self.numbers.filter(|n| now.since(n.at) <= STALE)?;
