@@ -33,7 +33,12 @@ fn a_room_is_a_number_in_any_of_its_spellings() {
     assert_eq!(with_room("[7]"), one(7));
     assert_eq!(
         with_room(" [ 7 , null , \"8\", 0 ] "),
-        Rooms::Named { rooms: vec![Some(7), None, Some(8), None], complete: true, seen: WhereSeen::Whole }
+        Rooms::Named {
+            rooms: vec![Some(7), None, Some(8), None],
+            complete: true,
+            maybe_more: false,
+            seen: WhereSeen::Whole
+        }
     );
     for none in ["null", "[]", "[null,null]"] {
         assert_eq!(with_room(none), Rooms::None, "{none}");
@@ -115,6 +120,7 @@ fn a_batch_keeps_rooms_and_ids_together() {
         (r#"{"bootstrap_room":7,"prompt":["a",[1],"c","d"]}"#, 4, true),
         (r#"{"bootstrap_room":7,"prompt":[1,2,3]}"#, 1, true),
         (r#"{"bootstrap_room":7,"input_ids":[1,2,3],"text":null}"#, 1, true),
+        (r#"{"bootstrap_room":7,"input_ids":[[1],[2]],"text":null}"#, 2, true),
         (r#"{"bootstrap_room":7,"text":"[1,2]"}"#, 1, true),
         (r#"{"bootstrap_room":7,"input_embeds":[[[0.5],[1]],[[2]]]}"#, 2, true),
         (r#"{"bootstrap_room":7,"text":["a","b"],"rid":["r","s"]}"#, 2, true),
@@ -153,7 +159,8 @@ fn a_batch_keeps_rooms_and_ids_together() {
         format!(r#"{{"bootstrap_room":7,"rid":["a","b","{text}"]}}"#),
     ] {
         let (events, _) = run(&long_request(&body));
-        let Rooms::Named { rooms, complete: false, seen: WhereSeen::Head } = &works(&events)[0].rooms else {
+        let Rooms::Named { rooms, complete: false, seen: WhereSeen::Head, .. } = &works(&events)[0].rooms
+        else {
             panic!("{events:?}")
         };
         assert_eq!(rooms[..], [Some(7), Some(8)]);
@@ -161,6 +168,77 @@ fn a_batch_keeps_rooms_and_ids_together() {
     // One of them goes to a fake host.
     let body = r#"{"bootstrap_host":["2.2.2.2","10.0.0.1"],"bootstrap_room":[7,8]}"#;
     assert_eq!(works(&run(&[ask(post("/generate", body))]).0)[0].pairs().collect::<Vec<_>>(), [(8, None)]);
+}
+
+/// What makes several rooms of one number can stand in the missing middle.
+#[test]
+fn a_number_is_one_room_only_where_all_that_makes_more_was_seen() {
+    let x = "x".repeat(6000);
+    let chat = "/v1/chat/completions";
+    let tail = r#""bootstrap_host":"10.0.0.1","bootstrap_port":8998,"bootstrap_room":7}"#;
+    let few = r#""sampling_params":{"temperature":0,"max_new_tokens":8}"#;
+    for (path, head, maybe_more) in [
+        // As clients, the router and `mini_lb` write it: the prompt first, or tokens; nothing is left open.
+        ("/generate", format!(r#""text":"{x}",{few},"stream":true,"#), false),
+        ("/generate", format!(r#""sampling_params":null,"text":"{x}","#), false),
+        ("/generate", format!(r#"{few},"input_ids":[{}],"#, vec!["77"; 3000].join(",")), false),
+        ("/generate", format!(r#"{few},"text":"a","image_data":"{x}","#), false),
+        ("/v1/completions", format!(r#""model":"m","prompt":"{x}","n":1,"stream":true,"#), false),
+        (chat, format!(r#""messages":[{{"role":"user","content":"{x}"}}],"n":1,"#), false),
+        (chat, format!(r#""n":null,"messages":[{{"role":"user","content":"{x}"}}],"#), false),
+        // `n` or what it stands in, or the list of prompts, is not in sight.
+        (chat, format!(r#""model":"m","messages":[{{"content":"{x}"}}],"#), true),
+        (
+            chat,
+            format!(r#""messages":[{{"content":"{x}"}}],"n":3,"response_format":{{"json_schema":"{x}"}},"#),
+            true,
+        ),
+        (chat, format!(r#""messages":[{{"content":"{x}"}}],"metadata":{{"n":1}},"#), true),
+        ("/v1/completions", format!(r#""prompt":"{x}","stream":true,"#), true),
+        ("/generate", format!(r#"{few},"image_data":"{x}","text":["a","b"],"lora_path":"{x}","#), true),
+        ("/generate", format!(r#""text":"{x}","sampling_params":{{"n":3,"json_schema":"{x}"}},"#), true),
+        ("/generate", format!(r#""text":"a","sampling_params":{{"json_schema":"{x}","n":1}},"#), true),
+        ("/generate", format!(r#""text":"a","sampling_params":[{{"n":1}}],"image_data":"{x}","#), true),
+        ("/v1/messages", format!(r#""messages":[{{"content":"{x}"}}],"n":1,"#), true),
+    ] {
+        let body = format!("{{{head}{tail}");
+        let (events, _) = run(&capped(&[ask(post(path, &body))], 1024));
+        let expected =
+            Rooms::Named { rooms: vec![Some(7)], complete: true, maybe_more, seen: WhereSeen::Tail };
+        assert_eq!(works(&events)[0].rooms, expected, "{path} {}", &body[..60]);
+    }
+    // A list of prompts of which the head has not even the bracket.
+    for cut in 0..4 {
+        let before = r#"{"sampling_params":{},"text":"#;
+        let pad = " ".repeat(600 + cut - before.len());
+        let body = format!(r#"{{{pad}{}["a","{x}"],{tail}"#, &before[1..]);
+        let head = post("/generate", &body).len() - body.len();
+        let (events, _) = run(&capped(&[ask(post("/generate", &body))], head + 602));
+        let Rooms::Named { complete, maybe_more, .. } = works(&events)[0].rooms else { panic!("{events:?}") };
+        assert!(!complete || maybe_more, "{cut}");
+    }
+    // Seen whole: its own parameters for each prompt of a list are not read.
+    for (body, maybe_more) in [
+        (r#"{"text":"a","sampling_params":[{"n":3}],"bootstrap_room":7}"#, true),
+        (r#"{"text":"a","sampling_params":{"n":1},"bootstrap_room":7}"#, false),
+        (r#"{"text":"a","bootstrap_room":7}"#, false),
+    ] {
+        let (events, _) = run(&[ask(post("/generate", body))]);
+        let expected =
+            Rooms::Named { rooms: vec![Some(7)], complete: true, maybe_more, seen: WhereSeen::Whole };
+        assert_eq!(works(&events)[0].rooms, expected, "{body}");
+    }
+    // The router lists as many rooms as there are answers; the engine repeats a shorter list.
+    for (body, all) in [
+        (r#"{"messages":[],"n":2,"bootstrap_room":[7,8]}"#, true),
+        (r#"{"messages":[],"n":3,"bootstrap_room":[7,8]}"#, false),
+    ] {
+        let (events, _) = run(&[ask(post(chat, body))]);
+        let Rooms::Named { complete, maybe_more: false, .. } = works(&events)[0].rooms else {
+            panic!("{body}")
+        };
+        assert_eq!(complete, all, "{body}");
+    }
 }
 
 #[test]
@@ -194,7 +272,7 @@ fn long_request(body: &str) -> Vec<Step> {
 fn the_router_appends_the_room_to_megabytes() {
     let text = "say \\\"bootstrap_room\\\": 7 ".repeat(100_000);
     let body = format!(
-        r#"{{"text":"{text}","rid":"r","bootstrap_host":"10.0.0.1","bootstrap_port":8998,"bootstrap_room":{ROOM}}}"#
+        r#"{{"text":"{text}","sampling_params":{{}},"rid":"r","bootstrap_host":"10.0.0.1","bootstrap_port":8998,"bootstrap_room":{ROOM}}}"#
     );
     let (events, _) = run(&long_request(&body));
     assert_eq!(works(&events)[0].rooms, named(&[ROOM], WhereSeen::Tail));
@@ -209,7 +287,10 @@ fn the_router_appends_the_room_to_megabytes() {
 
 #[test]
 fn the_room_can_stand_at_the_head() {
-    let body = format!(r#"{{"bootstrap_room":{ROOM},"rid":"r","text":"{}"}}"#, "x".repeat(100_000));
+    let body = format!(
+        r#"{{"bootstrap_room":{ROOM},"rid":"r","sampling_params":{{}},"text":"{}"}}"#,
+        "x".repeat(100_000)
+    );
     let (events, _) = run(&long_request(&body));
     assert_eq!(works(&events)[0].rooms, named(&[ROOM], WhereSeen::Head));
 }
@@ -266,9 +347,9 @@ fn bytes_on_both_sides_of_a_hole_are_never_joined() {
 
 #[test]
 fn chunked_requests_are_followed_over_holes_inside_a_chunk() {
-    let body = format!(r#"{{"text":"{}","bootstrap_room":{ROOM}}}"#, "x".repeat(9000));
+    let body = format!(r#"{{"sampling_params":{{}},"text":"{}","bootstrap_room":{ROOM}}}"#, "x".repeat(9000));
     let head = "POST /generate HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n";
-    let (a, b) = body.split_at(9012);
+    let (a, b) = body.split_at(9033);
     let bytes =
         format!("{head}{:x};ext=1\r\n{a}\r\n{:X}\r\n{b}\r\n0\r\nX-Trailer: 1\r\n\r\n", a.len(), b.len());
     let steps = [ask(&bytes), answer(OK), ask(post("/generate", r#"{"bootstrap_room":9}"#))];

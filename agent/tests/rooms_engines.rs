@@ -343,8 +343,12 @@ fn a_request_at_another_engine_explains_nothing() {
         ..EngineProcess::default()
     };
     w.input(&Input::Process { at, process: &process });
-    let rooms =
-        Rooms::Named { rooms: [Some(ROOM)].into_iter().collect(), complete: true, seen: WhereSeen::Whole };
+    let rooms = Rooms::Named {
+        rooms: [Some(ROOM)].into_iter().collect(),
+        complete: true,
+        maybe_more: false,
+        seen: WhereSeen::Whole,
+    };
     let work = Work { rooms, rids: Vec::new() };
     let connection = connection(9, other, "10.0.0.1:31000", "10.0.0.9:5556", false);
     let step = RequestStep::Asked { work: &work };

@@ -8,7 +8,7 @@ use super::event::{
     RouteQuery, Said, WhereSeen, Work,
 };
 use super::head::Request;
-use super::members::{List, Members, Value, Wanted};
+use super::members::{List, Members, PARAMS, Value, Wanted};
 use super::scan::{Read, Scan};
 use super::{RID_MAX, ROOMS_MAX};
 
@@ -18,7 +18,7 @@ const FAKE_HOST: &str = "2.2.2.2";
 /// `constants.py`: `HEALTH_CHECK_RID_PREFIX`.
 const HEALTH_CHECK: &str = "HEALTH_CHECK";
 
-const WORK: &[&str] = &["bootstrap_room", "rid", "bootstrap_host", "n"];
+const WORK: &[&str] = &["bootstrap_room", "rid", "bootstrap_host", "n", PARAMS];
 /// Prompts, first the ones that count before the others (`io_struct.py`, `_determine_batch_size`; `prompt`: `/v1/completions`).
 const PROMPTS: &[&str] = &["text", "input_ids", "input_embeds", "prompt"];
 const CONTROL: &[&str] = &["rid", "abort_all", "mode", "new_role"];
@@ -121,7 +121,7 @@ impl Body {
         let readable = read.is_ok();
         match (self.route, self.method) {
             (route, Method::Post | Method::Put) if route.is_work() => {
-                Said::Work(work(&members, read, counters))
+                Said::Work(work(route, &members, read, counters))
             }
             (Route::Control(call), _) => Said::Control(control(call, &members)),
             (Route::Route, Method::Put) => {
@@ -150,7 +150,7 @@ fn rooms_asked(value: &Value) -> Option<Vec<u64>> {
 }
 
 /// `read`: whether the body was read from end to end, or why it could not be read.
-fn work(members: &Members, read: Result<bool, NotSeen>, counters: &mut Counters) -> Work {
+fn work(route: Route, members: &Members, read: Result<bool, NotSeen>, counters: &mut Counters) -> Work {
     if read.is_err() {
         let why = read.err().unwrap_or(NotSeen::NotJson);
         counters.count_not_seen(why);
@@ -158,7 +158,7 @@ fn work(members: &Members, read: Result<bool, NotSeen>, counters: &mut Counters)
     }
     let whole = read == Ok(true);
     let rids = rids(members.get("rid"), counters);
-    let rooms = rooms(members, whole, &rids, counters);
+    let rooms = rooms(route, members, whole, &rids, counters);
     match &rooms {
         Rooms::None => {}
         Rooms::Named { rooms, .. } => {
@@ -181,7 +181,31 @@ fn rids(value: Option<&Value>, counters: &mut Counters) -> Vec<Option<Box<str>>>
     rids
 }
 
-fn rooms(members: &Members, whole: bool, rids: &[Option<Box<str>>], counters: &mut Counters) -> Rooms {
+/// How many times each prompt is worked on, which makes as many rooms of it; `None`: that may stand in missing bytes, or is not read.
+/// `/generate` takes it from `sampling_params` (`io_struct.py`, `_handle_parallel_sampling`), the OpenAI routes from `n`.
+fn times(route: Route, members: &Members, whole: bool) -> Option<u64> {
+    let n = match members.get("n") {
+        None | Some(Value::Null) => None,
+        Some(value) => Some(value.room()?),
+    };
+    let params = members.get(PARAMS);
+    // Each of a list has its own, which are not read.
+    let once = (whole && !matches!(params, Some(Value::List(_))))
+        || match route {
+            Route::Generate => params.is_some_and(|p| !matches!(p, Value::List(_))),
+            Route::Completions | Route::ChatCompletions => members.get("n").is_some() && !members.inner_n,
+            _ => false,
+        };
+    n.filter(|n| *n > 1).or(once.then_some(1))
+}
+
+fn rooms(
+    route: Route,
+    members: &Members,
+    whole: bool,
+    rids: &[Option<Box<str>>],
+    counters: &mut Counters,
+) -> Rooms {
     if members.odd_key {
         return Rooms::NotSeen(NotSeen::OddKey);
     }
@@ -205,17 +229,22 @@ fn rooms(members: &Members, whole: bool, rids: &[Option<Box<str>>], counters: &m
         (false, false) => WhereSeen::Head,
         (false, true) => WhereSeen::Tail,
     };
+    let times = times(route, members, whole);
     let mut rooms = match value {
         Value::Null => Rooms::None,
-        Value::List(list) => batch(list, seen, counters),
+        Value::List(list) => batch(list, times, seen, counters),
         value => match value.room() {
             None => Rooms::NotSeen(NotSeen::NotANumber),
             Some(0) => Rooms::Ignored(Ignored::Zero),
             // One number for a batch counts up (`io_struct.py`, `_normalize_bootstrap_params`).
             Some(first) => {
-                let (count, complete) = batch_of_one_number(members, rids.len());
+                let (count, complete, prompts) = batch_of_one_number(members, rids.len());
                 let rooms = (0..count).map(|i| first.checked_add(i)).collect();
-                Rooms::Named { rooms, complete, seen }
+                // What is made of each prompt several times is not followed.
+                let complete = complete && times.is_none_or(|n| n <= 1);
+                let prompts = whole || prompts || route == Route::ChatCompletions;
+                let maybe_more = times.is_none() || !prompts;
+                Rooms::Named { rooms, complete, maybe_more, seen }
             }
         },
     };
@@ -227,31 +256,34 @@ fn rooms(members: &Members, whole: bool, rids: &[Option<Box<str>>], counters: &m
     rooms
 }
 
-/// How many rooms one number stands for, as far as was seen, and whether these are all.
-fn batch_of_one_number(members: &Members, rids: usize) -> (u64, bool) {
+/// How many rooms one number stands for, as far as was seen, whether these are all, and whether its prompts were seen at all.
+fn batch_of_one_number(members: &Members, rids: usize) -> (u64, bool, bool) {
     let limit = u64::try_from(ROOMS_MAX).unwrap_or(u64::MAX);
     let by_rids = u64::try_from(rids).unwrap_or(limit);
-    let (count, known) = match (members.get("rid"), PROMPTS.iter().find_map(|key| members.get(key))) {
+    let prompts = PROMPTS.iter().find_map(|key| match members.get(key) {
+        Some(Value::Shape(shape)) if shape.is_there() => Some(shape.prompts()),
+        _ => None,
+    });
+    let (count, known) = match (members.get("rid"), prompts) {
         (Some(Value::List(list)), _) if list.closed && list.over == 0 => (by_rids, true),
-        (_, Some(Value::Shape(shape))) => {
-            shape.prompts().map_or((by_rids, false), |n| (n.max(by_rids), n >= by_rids))
-        }
-        (Some(Value::List(_)), _) => (by_rids, false),
-        _ => (1, true),
+        (_, Some(prompts)) => prompts.map_or((by_rids, false), |n| (n.max(by_rids), n >= by_rids)),
+        (Some(Value::List(_)), None) => (by_rids, false),
+        (_, None) => return (1, true, false),
     };
-    // Each prompt several times: what is made of that is not followed.
-    let once = members.get("n").and_then(Value::number).is_none_or(|n: u64| n <= 1);
-    (count.clamp(1, limit), known && once && count <= limit)
+    (count.clamp(1, limit), known && count <= limit, true)
 }
 
-fn batch(list: &List, seen: WhereSeen, counters: &mut Counters) -> Rooms {
+fn batch(list: &List, times: Option<u64>, seen: WhereSeen, counters: &mut Counters) -> Rooms {
     counters.rooms_over_limit += list.over;
-    let complete = list.closed && list.over == 0;
+    // A router that knows of `n` lists as many rooms; the engine repeats a shorter list.
+    let enough = times.is_none_or(|n| u64::try_from(list.items.len()).is_ok_and(|len| len >= n));
+    let whole = list.closed && list.over == 0;
+    let complete = whole && enough;
     let rooms: Vec<Option<u64>> = list.items.iter().map(|v| v.room().filter(|room| *room != 0)).collect();
     if rooms.iter().any(Option::is_some) {
-        return Rooms::Named { rooms, complete, seen };
+        return Rooms::Named { rooms, complete, maybe_more: times.is_none(), seen };
     }
-    if !complete {
+    if !whole {
         Rooms::NotSeen(NotSeen::Hole)
     } else if list.items.iter().all(|v| *v == Value::Null) {
         Rooms::None

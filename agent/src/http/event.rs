@@ -350,6 +350,9 @@ pub enum Rooms {
         rooms: Vec<Option<u64>>,
         /// False: the batch has more that were not seen, or more than [`super::ROOMS_MAX`].
         complete: bool,
+        /// What would make more of them (`n`, `sampling_params`, a list of prompts) may stand in bytes that were not captured.
+        #[serde(default)]
+        maybe_more: bool,
         /// Where.
         seen: WhereSeen,
     },

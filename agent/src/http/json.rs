@@ -44,6 +44,9 @@ pub(super) trait Reader {
     /// escapes or not, they are longer than any that is wanted.
     fn key(&mut self, depth: u32, name: Option<&[u8]>) -> bool;
 
+    /// The wanted value begins, and it is a string; its piece is told where it ends.
+    fn text_begins(&mut self) {}
+
     /// A piece of the wanted value.
     fn value(&mut self, item: Item<'_>);
 
@@ -304,6 +307,9 @@ impl Lexer {
             b'"' if key || value => {
                 self.begin();
                 let kept = if key { self.nest.depth <= keys_to(reader) } else { self.is_wanted() };
+                if !key && kept && self.nest.depth == self.wanted {
+                    reader.text_begins();
+                }
                 self.within = Within::Text { key, kept, escape: false };
             }
             b'{' | b'[' if value || self.expect == Expect::Top => self.enter(b == b'{', reader)?,

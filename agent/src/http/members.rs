@@ -39,13 +39,22 @@ pub(super) struct Shape {
     prompts: u64,
     /// It has numbers: it is one prompt, as tokens.
     tokens: bool,
+    /// It is a text, of which at least the beginning was seen.
+    text: bool,
+    /// It is null: as if it were not there.
+    null: bool,
     /// Its end was seen.
     closed: bool,
 }
 
 impl Shape {
-    /// How many prompts it holds, `None` where that was not seen. One that is no list, or a list of tokens, is one; so is one of
-    /// which only a beginning that may be a text's was seen.
+    /// Whether it says anything.
+    pub(super) const fn is_there(self) -> bool {
+        !self.null
+    }
+
+    /// How many prompts it holds, `None` where that was not seen. One that is no list, or a list of tokens, is one; so is a text of
+    /// which only the beginning was seen.
     pub(super) const fn prompts(self) -> Option<u64> {
         match self {
             Self { list: false, .. } | Self { tokens: true, .. } => Some(1),
@@ -59,6 +68,7 @@ impl Shape {
         match item {
             Item::Open => self.list = true,
             Item::Close => self.closed = true,
+            Item::Atom(b"null") if !self.list => self.null = true,
             Item::Atom(_) => self.tokens = true,
             Item::Text(_) | Item::Unread | Item::Nested => self.prompts = self.prompts.saturating_add(1),
         }
@@ -122,11 +132,14 @@ impl Value {
     }
 }
 
+/// How each prompt is worked on.
+pub(super) const PARAMS: &str = "sampling_params";
+
 /// Which keys of the outermost object are wanted.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Wanted {
     Keys(&'static [&'static str]),
-    /// Those of the first list, and of the second only the shape; `n` also within an object.
+    /// Those of the first list, and of the second only the shape; `n` also within [`PARAMS`].
     KeysAndShapes(&'static [&'static str], &'static [&'static str]),
     /// Those that are decimal numbers.
     Numbers,
@@ -141,10 +154,25 @@ pub(super) struct Members {
     under_way: bool,
     /// A key could not be read.
     pub(super) odd_key: bool,
+    /// The outermost member whose inner keys may count.
+    inside: Inside,
+    /// The last `n` stood within an object.
+    pub(super) inner_n: bool,
     /// Behind a hole.
     behind_hole: bool,
     /// Bytes of memory that the values take.
     held: usize,
+}
+
+/// What the keys of an object belong to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Inside {
+    /// Another member.
+    Other,
+    /// `sampling_params`.
+    Params,
+    /// A member whose key is in the missing bytes.
+    Unknown,
 }
 
 #[derive(Clone, Debug)]
@@ -157,7 +185,16 @@ struct Member {
 
 impl Members {
     pub(super) const fn new(wanted: Wanted) -> Self {
-        Self { wanted, found: Vec::new(), under_way: false, odd_key: false, behind_hole: false, held: 0 }
+        Self {
+            wanted,
+            found: Vec::new(),
+            under_way: false,
+            odd_key: false,
+            inside: Inside::Other,
+            inner_n: false,
+            behind_hole: false,
+            held: 0,
+        }
     }
 
     /// The value of a key, and whether it stood behind a hole.
@@ -223,8 +260,12 @@ impl Reader for Members {
 
     fn key(&mut self, depth: u32, name: Option<&[u8]>) -> bool {
         let inner = depth > 1;
-        if inner && !(name == Some(b"n") && matches!(self.wanted, Wanted::KeysAndShapes(..))) {
+        let counts = matches!(self.wanted, Wanted::KeysAndShapes(..)) && self.inside != Inside::Other;
+        if inner && !(name == Some(b"n") && counts) {
             return false;
+        }
+        if !inner {
+            self.inside = if name == Some(PARAMS.as_bytes()) { Inside::Params } else { Inside::Other };
         }
         self.under_way = false;
         let Some(name) = name else {
@@ -239,11 +280,22 @@ impl Reader for Members {
             self.odd_key = true;
             return false;
         }
+        if name == b"n" {
+            self.inner_n = inner;
+        }
         self.held += size_of::<Member>() + RID_MAX;
         let value = if self.is_shape(key) { Value::Shape(Shape::default()) } else { Value::Unread };
         self.found.push(Member { key, value, behind_hole: self.behind_hole });
         self.under_way = true;
         true
+    }
+
+    fn text_begins(&mut self) {
+        if let Some(Member { value: Value::Shape(shape), .. }) =
+            self.found.last_mut().filter(|_| self.under_way)
+        {
+            shape.text |= !shape.list;
+        }
     }
 
     fn value(&mut self, item: Item<'_>) {
@@ -269,7 +321,17 @@ impl Reader for Members {
 
     fn pass_hole(&mut self) {
         self.behind_hole = true;
-        let unread = |m: &Member| m.value == Value::Unread;
+        if self.inside == Inside::Params {
+            // It may end in the hole, and more of it stand there.
+            let params = self.number_of(PARAMS.as_bytes());
+            self.found.retain(|m| Some(m.key) != params);
+        }
+        self.inside = Inside::Unknown;
+        let unread = |m: &Member| match m.value {
+            Value::Unread => true,
+            Value::Shape(shape) => shape == Shape::default(),
+            _ => false,
+        };
         if std::mem::take(&mut self.under_way) && self.found.last().is_some_and(unread) {
             // Its value is in the hole.
             self.found.pop();

@@ -71,6 +71,8 @@ struct Asked<'a> {
     engine: EngineId,
     /// It names this many rooms, and whether these are all.
     rooms: (usize, bool),
+    /// It may stand for more.
+    maybe_more: bool,
 }
 
 impl RoomTable {
@@ -125,9 +127,9 @@ impl RoomTable {
         out: &mut Vec<Event>,
     ) {
         let engine = self.engine_of(connection, here);
-        let complete = match &work.rooms {
-            web::Rooms::Named { complete, .. } => *complete,
-            web::Rooms::NotSeen(_) => false,
+        let (complete, maybe_more) = match &work.rooms {
+            web::Rooms::Named { complete, maybe_more, .. } => (*complete, *maybe_more),
+            web::Rooms::NotSeen(_) => (false, true),
             // A request without a room, or one of the engine's own checks.
             web::Rooms::None | web::Rooms::Ignored(_) => return,
         };
@@ -149,7 +151,8 @@ impl RoomTable {
         }
         let a = &connection.addresses;
         let (client, server) = if here { (a.peer, a.local) } else { (a.local, a.peer) };
-        let asked = Asked { at, connection, key, client, server, here, engine, rooms: (wanted, complete) };
+        let rooms = (wanted, complete);
+        let asked = Asked { at, connection, key, client, server, here, engine, rooms, maybe_more };
         let mut rooms: SmallVec<[(u32, u32); 1]> = SmallVec::new();
         for (room, rid) in work.pairs() {
             rooms.extend(self.join(&asked, room, rid, out));
@@ -202,8 +205,9 @@ impl RoomTable {
             by_decode,
             netns: a.connection.netns,
             open: 1,
-            alone: a.rooms == (1, true),
+            alone: a.rooms == (1, true) && !a.maybe_more,
             all: a.rooms.1,
+            maybe_more: a.maybe_more,
             engine: a.engine,
         };
         // The server's end tells what the client's has told: it is followed from there.

@@ -27,6 +27,12 @@ pub(super) fn evidence(f: &Facts, j: &Judgement, lines: &mut Vec<String>) {
             f.moment(at)
         ));
     }
+    if f.request.held && f.request.maybe_more {
+        lines.push(
+            "not all of the request was seen: it may be for more rooms (n, several prompts), and wait for those"
+                .to_owned(),
+        );
+    }
     if let Some(rank) = f.request.dp_rank {
         lines.push(format!("DP rank {rank} of prefill registered for it"));
     }

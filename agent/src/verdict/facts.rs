@@ -233,6 +233,8 @@ pub(crate) struct RequestFacts {
     pub(crate) none_waits: [bool; 2],
     /// Another room of the same request is not over at prefill.
     pub(crate) siblings: bool,
+    /// The request may have more rooms than were seen.
+    pub(crate) maybe_more: bool,
 }
 
 impl RequestFacts {

@@ -116,8 +116,10 @@ pub(super) fn by_request(f: &Facts) -> Option<Judgement> {
 
 /// Every status of the ranks here was told, and the request is still open (M15, M17, M34; M30 where others are elsewhere).
 fn held(f: &Facts) -> Judgement {
-    // Nothing queues and nothing computes once the worker is done.
-    let late = f.running() >= f.limits.ceiling.max(f.threshold);
+    // Nothing queues and nothing computes once the worker is done, unless the request is for rooms that were not seen.
+    let [none_waits, _] = f.request.none_waits;
+    let done = !f.request.maybe_more || (f.engine_idle == Some(true) && none_waits);
+    let late = done && f.running() >= f.limits.ceiling.max(f.threshold);
     let confidence = if late { Confidence::Likely } else { Confidence::Possible };
     // Prefill answers when the last of its ranks has concluded; when one has failed, at once.
     if f.elsewhere.is_some() && f.told.iter().all(|(_, status)| *status == KvPoll::Success) {

@@ -12,7 +12,7 @@ pub(crate) fn request(server: bool, n: u64, step: &RequestStep<'_>) -> String {
     let step = match step {
         RequestStep::Asked { work, .. } => {
             let rooms = match &work.rooms {
-                Rooms::Named { rooms, complete, seen } => {
+                Rooms::Named { rooms, complete, seen, .. } => {
                     let rooms: Vec<_> =
                         rooms.iter().map(|r| r.map_or("-".to_owned(), |r| r.to_string())).collect();
                     let cut = if *complete { "" } else { " cut" };

@@ -97,7 +97,7 @@ pub(crate) fn works(events: &[Event]) -> Vec<Work> {
 }
 
 pub(crate) fn named(rooms: &[u64], seen: WhereSeen) -> Rooms {
-    Rooms::Named { rooms: rooms.iter().map(|r| Some(*r)).collect(), complete: true, seen }
+    Rooms::Named { rooms: rooms.iter().map(|r| Some(*r)).collect(), complete: true, maybe_more: false, seen }
 }
 
 /// A request with this body.
@@ -180,10 +180,14 @@ fn say(said: &Said) -> String {
         Said::Work(work) => {
             let rids: Vec<_> = work.rids.iter().map(|r| r.as_deref().unwrap_or("?")).collect();
             match &work.rooms {
-                Rooms::Named { rooms, complete, seen } => {
+                Rooms::Named { rooms, complete, maybe_more, seen } => {
                     let rooms: Vec<_> =
                         rooms.iter().map(|r| r.map_or("-".into(), |r| r.to_string())).collect();
-                    let more = if *complete { "" } else { " and more" };
+                    let more = match (complete, maybe_more) {
+                        (false, _) => " and more",
+                        (true, true) => " and maybe more",
+                        (true, false) => "",
+                    };
                     format!("{seen:?} {}{more} rid {}", rooms.join(","), rids.join(","))
                 }
                 other => format!("{other:?} rid {}", rids.join(",")),

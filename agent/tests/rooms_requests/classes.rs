@@ -239,6 +239,47 @@ fn a_batch_that_was_not_seen_whole_holds_nothing() {
     }
 }
 
+/// A request of which not all was seen may be for more rooms: of the numbers that follow, where the engine names them.
+#[test]
+fn a_request_that_may_have_more_rooms_is_held_only_by_an_engine_that_rests() {
+    for (case, sibling, moves, confidence) in [
+        ("another room of it computes", true, true, None),
+        ("the engine computes", false, true, Some(Confidence::Possible)),
+        ("the engine rests", false, false, Some(Confidence::Likely)),
+    ] {
+        let mut w = Web::new(Sees::Prefill);
+        let mut asked = work(&[ROOM], "r");
+        if let Rooms::Named { maybe_more, .. } = &mut asked.rooms {
+            *maybe_more = true;
+        }
+        let connection = w.connection(server(Role::Prefill), true, Some(task(pid(Role::Prefill))));
+        let key = w.ask_on(connection, true, &asked);
+        w.metadata(ROOM, &decode(0), &prefill(0));
+        if sibling {
+            w.metadata(ROOM + 2, &decode(0), &prefill(0));
+        }
+        w.wait(20);
+        w.status(ROOM, &prefill(0), &decode(0), KvPoll::Success);
+        let end = w.sent_to(&prefill(0), &decode(0));
+        w.acknowledge(&prefill(0), &decode(0), end);
+        for n in 0..45 {
+            w.gauges(Role::Prefill, 1, 0, if moves { 1000 * n } else { 7 });
+            w.wait(2000);
+        }
+        let seen = w.pin(ROOM).is_some().then(|| w.verdict(ROOM)).map(|v| (v.class, v.confidence));
+        assert_eq!(seen, confidence.map(|c| (Class::ConcludedButHeld, c)), "{case}");
+        if sibling {
+            // It is no room that prefill never got.
+            w.never_paged(ROOM + 2);
+            assert_ne!(w.class(ROOM + 2), Some(Class::PeerNotTold), "{case}");
+            w.status(ROOM + 2, &prefill(0), &decode(0), KvPoll::Success);
+            w.finished(key);
+            w.wait(3000);
+            assert_eq!(w.outcomes(ROOM), [Outcome::Success]);
+        }
+    }
+}
+
 /// A rank of prefill's group of `tp` times `cp` registers at its bootstrap server on this host.
 fn put_route(w: &mut Web, at: &str, (tp, tps): (u32, u32), (cp, cps): (u32, u32)) {
     let at: std::net::SocketAddr = at.parse().unwrap();

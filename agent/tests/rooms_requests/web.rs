@@ -61,6 +61,7 @@ pub fn work(rooms: &[u64], rid: &str) -> Work {
     let rooms = Rooms::Named {
         rooms: rooms.iter().map(|r| Some(*r)).collect(),
         complete: true,
+        maybe_more: false,
         seen: WhereSeen::Whole,
     };
     Work { rooms, rids }

@@ -21,6 +21,9 @@ const REJOIN: u64 = 2 * SECOND;
 /// (`_REQUEST_STATE_WAIT_TIMEOUT`, `managers/tokenizer_manager.py` of SGLang 0.5.23).
 const NOTICE: u64 = 4 * SECOND;
 
+/// As many numbers behind a room's own are looked at for rooms of the same request (OpenAI's `n` ends at 128).
+const MAX_HIDDEN: u64 = 128;
+
 /// Open requests looked at that began before a room's own.
 const MAX_AHEAD: usize = 64;
 
@@ -70,6 +73,7 @@ impl RoomTable {
             said_to_wait: prefill.and_then(|e| e.said_to_wait(now)),
             none_waits: [none(Role::Prefill, prefill), none(Role::Decode, decode)],
             siblings: self.siblings_open(room),
+            maybe_more: room.leg(Role::Prefill).is_some_and(|l| l.maybe_more),
         }
     }
 
@@ -108,8 +112,25 @@ impl RoomTable {
 
     /// Whether one of them is not over at prefill, or may not be because not all were seen.
     fn siblings_open(&self, room: &Room) -> bool {
-        room.leg(Role::Prefill).is_some_and(|l| !l.all)
+        room.leg(Role::Prefill).is_some_and(|l| !l.all || (l.maybe_more && self.hidden_sibling_open(room)))
             || self.siblings(room).any(|r| r.progress(Role::Prefill).terminal.is_none())
+    }
+
+    /// Whether a room that is not over at prefill, and that no request of its own asks for there, has one of the numbers that the
+    /// engine gives to what else this room's request may ask for (`io_struct.py`, `_normalize_bootstrap_params`).
+    fn hidden_sibling_open(&self, room: &Room) -> bool {
+        let numbers = (1..=MAX_HIDDEN).filter_map(|n| room.room.checked_add(n));
+        let rooms = numbers.filter_map(|n| self.rooms.get(self.numbers.open(n)?));
+        rooms
+            .filter(|r| r.has_prefill && r.leg(Role::Prefill).is_none())
+            .any(|r| r.progress(Role::Prefill).terminal.is_none())
+    }
+
+    /// Whether this room may have been asked for by an open request of which not all was seen.
+    fn may_be_hidden(&self, room: &Room, role: Role) -> bool {
+        let numbers = (1..=MAX_HIDDEN).filter_map(|n| room.room.checked_sub(n));
+        let mut legs = numbers.filter_map(|n| self.rooms.get(self.numbers.open(n)?)?.leg(role));
+        legs.any(|l| l.maybe_more && l.seen.begun <= room.opened_at.plus(self.config.floor))
     }
 
     /// When the last of them was.
@@ -172,8 +193,9 @@ impl RoomTable {
     /// Whether it is known that this engine of this host was never asked for the room: every request to it has been seen
     /// since before the room began.
     fn never_begun(&self, room: &Room, role: Role) -> bool {
-        let Some(r) = room.request.as_deref() else { return self.all_seen(room, role) };
-        r.leg(role).is_none() && r.unplaced().next().is_none() && self.all_seen(room, role)
+        let none =
+            room.request.as_deref().is_none_or(|r| r.leg(role).is_none() && r.unplaced().next().is_none());
+        none && self.all_seen(room, role) && !self.may_be_hidden(room, role)
     }
 
     fn all_seen(&self, room: &Room, role: Role) -> bool {

@@ -39,6 +39,9 @@ pub(crate) struct Leg {
     /// Every room of the request was named.
     #[serde(default = "yes")]
     pub(crate) all: bool,
+    /// It may have more than those that it was seen to name, of the numbers that follow.
+    #[serde(default)]
+    pub(crate) maybe_more: bool,
     #[serde(skip, default = "nobody")]
     pub(crate) engine: EngineId,
 }
