@@ -189,14 +189,16 @@ impl RoomTable {
         let generation = room.generation;
         let asked_before = room.links.iter().any(|l| l.sent.is_some() || l.received.is_some());
         let r = room.request.get_or_insert_default();
-        if r.legs().any(|l| same_request(l, a) && l.here) {
+        if r.every().any(|l| same_request(l, a) && l.here) {
             return None;
         }
+        // One that decode sends for a room it retracted has the id of the first.
+        let again = !by_decode || matches!((r.rid.as_deref(), rid), (Some(old), Some(new)) if old != new);
         if r.rid.is_none() {
             r.rid = rid.map(Into::into);
         }
         let seen = LegView { begun: a.at, first_byte: None, ended: None, status: None, out_of_sight: false };
-        let mut leg = Leg {
+        let leg = Leg {
             seen,
             key: a.key,
             client: a.client,
@@ -204,31 +206,35 @@ impl RoomTable {
             here: a.here,
             by_decode,
             netns: a.connection.netns,
-            open: 1,
             alone: a.rooms == (1, true) && !a.maybe_more,
             all: a.rooms.1,
             maybe_more: a.maybe_more,
             engine: a.engine,
         };
         // The server's end tells what the client's has told: it is followed from there.
-        let told_twice = r.take_leg(|l| same_request(l, a)).map(|l| l.key);
+        let told_twice = r.take_leg(|l| same_request(l, a)).or_else(|| r.take_other(|l| same_request(l, a)));
+        let told_twice = told_twice.map(|l| l.key);
         let place = match role {
             Some(role) => Some(r.place(role)),
             None => r.place_of_unknown(a.engine, a.server),
         };
-        let Some(place) = place else {
+        let placed = match place {
+            Some(place) if place.is_none_or(|old| !old.is_open()) => {
+                *place = Some(leg);
+                true
+            }
+            Some(_) => {
+                if again {
+                    r.duplicate.get_or_insert(a.at);
+                }
+                r.keep_beside(role, leg)
+            }
+            None => false,
+        };
+        if !placed {
             self.tally.turned_away.requests += 1;
             self.blind(a.engine, a.at);
             return None;
-        };
-        if let Some(old) = place.filter(Leg::is_open) {
-            leg.open = old.open.saturating_add(1);
-            leg.seen.begun = old.seen.begun;
-        }
-        let again = leg.open > 1 && !by_decode;
-        *place = Some(leg);
-        if again {
-            r.duplicate.get_or_insert(a.at);
         }
         match role {
             Some(Role::Prefill) => room.has_prefill |= a.here,

@@ -634,9 +634,6 @@ impl RoomTable {
         (room.failed_inside, room.staging_wait) = (r.failed_inside, r.staging_wait);
         room.request = r.request;
         room.scheduled = r.scheduled;
-        // Of several requests that share a leg only the newest is named: it cannot be told whether all of them are open.
-        let legs = room.request.as_deref_mut().into_iter().flat_map(RoomRequest::legs_mut);
-        legs.filter(|l| l.is_open() && l.open != 1).for_each(|l| l.seen.out_of_sight = true);
         room.links.extend(r.links.into_iter().take(MAX_LINKS).map(|l| Link {
             prefill: names.endpoints.get(l.prefill),
             decode: names.endpoints.get(l.decode),

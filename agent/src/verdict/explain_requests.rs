@@ -27,6 +27,14 @@ pub(super) fn evidence(f: &Facts, j: &Judgement, lines: &mut Vec<String>) {
             f.moment(at)
         ));
     }
+    if let Some((came, (at, status))) = f.request.refused.filter(|_| f.request.duplicate.is_none()) {
+        let how = status.map_or_else(|| "was given up".to_owned(), |s| format!("was refused with {s}"));
+        lines.push(format!(
+            "another request with this room came at {} while the first was open, and {how} at {}: that says nothing of the first",
+            f.moment(came),
+            f.moment(at)
+        ));
+    }
     if f.request.held && f.request.maybe_more {
         lines.push(
             "not all of the request was seen: it may be for more rooms (n, several prompts), and wait for those"

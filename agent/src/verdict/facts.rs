@@ -208,8 +208,10 @@ pub(crate) struct RequestFacts {
     pub(crate) never_begun: [bool; 2],
     /// It has not come to the prefill engine of this host, the requests of which are seen: it may be on its way.
     pub(crate) not_come: bool,
-    /// A second request with this room came while the first was open.
+    /// A second request with this room came while the first was open, and is open or was served.
     pub(crate) duplicate: Option<Mono>,
+    /// Such a one came and was refused or given up, with its status.
+    pub(crate) refused: Option<(Mono, (Mono, Option<u16>))>,
     /// Prefill's DP rank that registered for the room.
     pub(crate) dp_rank: Option<u32>,
     /// The frames say that the view is over, and its request is still open.

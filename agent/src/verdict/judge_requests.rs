@@ -93,6 +93,9 @@ fn answered_by_decode(f: &Facts) -> Option<Mono> {
 
 /// Readings that the request or the numbers give, before the phase is judged by frames alone.
 pub(super) fn by_request(f: &Facts) -> Option<Judgement> {
+    if let Some(j) = duplicate(f) {
+        return Some(j);
+    }
     if f.request.held && !f.told.is_empty() {
         return Some(held(f));
     }
@@ -101,9 +104,6 @@ pub(super) fn by_request(f: &Facts) -> Option<Judgement> {
         let late = f.now.since(at) >= f.limits.ceiling || f.engine_idle == Some(true);
         let confidence = if late { Confidence::Likely } else { Confidence::Possible };
         return Some(Draft::new(Class::ConcludedButHeld, confidence, Who::Prefill, None).done(f));
-    }
-    if let Some(j) = duplicate(f) {
-        return Some(j);
     }
     match f.phase {
         Phase::Abort => aborted(f),

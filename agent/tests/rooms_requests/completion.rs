@@ -295,3 +295,99 @@ fn two_requests_with_one_room_are_a_duplicate_and_end_with_the_last() {
     w.wait(3000);
     assert_eq!(w.outcomes(ROOM), [Outcome::Success]);
 }
+
+/// What becomes of a second request with the room says nothing of the first: not its answer, nor that it was refused.
+#[test]
+fn a_second_request_that_is_refused_does_not_end_the_first() {
+    for (status, decode_too) in [(400, false), (503, true), (0, false)] {
+        let mut w = Web::new(Sees::Both);
+        let one = w.request(Role::Prefill, ROOM);
+        let d = w.request(Role::Decode, ROOM);
+        w.metadata(ROOM, &decode(0), &prefill(0));
+        w.wait(500);
+        for role in [Role::Prefill, Role::Decode] {
+            if role == Role::Decode && !decode_too {
+                continue;
+            }
+            let two = w.ask_for(role, &[ROOM], "r-2");
+            w.wait(200);
+            if status == 0 {
+                w.hung_up(two, Side::Client);
+            } else {
+                w.first_byte(two);
+                w.answered(two, status, Answer::Error);
+            }
+        }
+        let leg = w.leg(ROOM, Role::Prefill).unwrap();
+        assert_eq!((leg.first_byte, leg.ended, leg.out_of_sight), (None, None, false), "{status}");
+        // Prefill computes for a long time.
+        for n in 0..45 {
+            w.gauges(Role::Prefill, 1, 0, 1000 * n);
+            w.wait(2000);
+        }
+        assert!(w.pin(ROOM).is_none(), "{status}: {:?}", w.pin(ROOM));
+        let v = w.verdict(ROOM);
+        assert_eq!((v.class, v.confidence), (Class::Queued, Confidence::Possible), "{status}");
+        let says = |what: &str| v.evidence.iter().any(|e| e.contains(what));
+        assert!(says("another request with this room came at +0."), "{status}: {:?}", v.evidence);
+        assert!(says(if status == 0 { "was given up" } else { "was refused with" }), "{:?}", v.evidence);
+        assert!(!says("its answer began"), "{:?}", v.evidence);
+        w.status(ROOM, &prefill(0), &decode(0), KvPoll::Success);
+        w.finished(one);
+        w.finished(d);
+        w.wait(3000);
+        assert_eq!(w.outcomes(ROOM), [Outcome::Success], "{status}");
+    }
+}
+
+/// M28 behind a request that was refused is what it is without one.
+#[test]
+fn a_pin_behind_a_refused_second_request_keeps_its_class() {
+    let mut w = Web::new(Sees::Prefill);
+    w.request(Role::Prefill, ROOM);
+    w.metadata(ROOM, &decode(0), &prefill(0));
+    w.wait(300);
+    let two = w.request(Role::Prefill, ROOM);
+    w.first_byte(two);
+    w.answered(two, 503, Answer::Error);
+    for _ in 0..45 {
+        w.gauges(Role::Prefill, 1, 0, 7);
+        w.wait(2000);
+    }
+    let v = w.verdict(ROOM);
+    assert_eq!(
+        (v.class, v.confidence),
+        (Class::TransferNotConcluded, Confidence::Likely),
+        "{:?}",
+        v.evidence
+    );
+}
+
+/// One that is served, or that is still open, is a duplicate; it goes on where the first is given up.
+#[test]
+fn the_second_request_goes_on_where_the_first_ends() {
+    for first in ["served", "given up"] {
+        let mut w = Web::new(Sees::Prefill);
+        let one = w.request(Role::Prefill, ROOM);
+        w.metadata(ROOM, &decode(0), &prefill(0));
+        w.wait(300);
+        let two = w.request(Role::Prefill, ROOM);
+        let begun = w.at();
+        w.wait(300);
+        if first == "served" {
+            w.finished(one);
+        } else {
+            w.hung_up(one, Side::Client);
+        }
+        assert_eq!(w.leg(ROOM, Role::Prefill).unwrap().begun, begun, "{first}");
+        w.status(ROOM, &prefill(0), &decode(0), KvPoll::Success);
+        w.wait(70_000);
+        // It holds the room; that prefill has two of them is why, where both count.
+        let v = w.verdict(ROOM);
+        let class = if first == "served" { Class::DuplicateRoom } else { Class::ConcludedButHeld };
+        assert_eq!(v.class, class, "{first}");
+        w.answered(two, 500, Answer::Error);
+        w.wait(3000);
+        assert_eq!(w.outcomes(ROOM), [Outcome::Success], "{first}");
+    }
+}

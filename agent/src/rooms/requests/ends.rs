@@ -16,7 +16,7 @@ impl RoomTable {
         let Some(open) = self.http.open.get(&key) else { return };
         for number in open.closed.clone() {
             let closed = self.closed.get_mut(number).and_then(|r| r.request.as_deref_mut());
-            for leg in closed.into_iter().flat_map(RoomRequest::legs_mut).filter(|l| l.key == key) {
+            if let Some(leg) = closed.and_then(|r| r.of_key(key)) {
                 leg.seen.first_byte.get_or_insert(at);
             }
         }
@@ -24,7 +24,7 @@ impl RoomTable {
         for (slot, generation) in open.rooms.clone() {
             let Some(room) = self.rooms.current(slot, generation) else { continue };
             let Some(r) = room.request.as_deref_mut() else { continue };
-            for leg in r.legs_mut().filter(|l| l.key == key) {
+            if let Some(leg) = r.of_key(key) {
                 leg.seen.first_byte.get_or_insert(at);
             }
             self.request_moved(slot, at, out);
@@ -64,19 +64,9 @@ impl RoomTable {
         if answered && let Some(e) = self.engines.get_mut(open.engine) {
             e.finished(open.begun, at, grace);
         }
-        let over = |r: &mut RoomRequest| {
-            // Several requests at one engine share a leg: it is over when the last of them is.
-            if let Some(leg) = r.legs_mut().find(|l| l.is_open() && l.is_of(key, open.engine)) {
-                leg.open = leg.open.saturating_sub(1);
-                if leg.open == 0 {
-                    leg.seen.ended = Some((at, how));
-                    leg.seen.status = status;
-                }
-            }
-        };
         for number in open.closed {
             if let Some(r) = self.closed.get_mut(number).and_then(|r| r.request.as_deref_mut()) {
-                over(r);
+                r.end(key, at, how, status);
             }
         }
         for (slot, generation) in open.rooms {
@@ -86,7 +76,7 @@ impl RoomTable {
             self.place_requests(slot, at);
             let request = self.rooms.get_mut(slot).and_then(|room| room.request.as_deref_mut());
             let Some(r) = request else { continue };
-            over(r);
+            r.end(key, at, how, status);
             if answered {
                 self.answered_by_request(slot, at);
             }
@@ -116,7 +106,7 @@ impl RoomTable {
     pub(super) fn out_of_sight(&mut self, at: Mono, key: RequestKey, out: &mut Vec<Event>) {
         let Some(open) = self.forget_request(key) else { return };
         let lost = |r: &mut RoomRequest| {
-            for leg in r.legs_mut().filter(|l| l.is_open() && l.is_of(key, open.engine)) {
+            if let Some(leg) = r.of_key(key).filter(|l| l.is_open()) {
                 leg.seen.out_of_sight = true;
             }
         };

@@ -6,7 +6,7 @@ use crate::event::{Mono, SECOND};
 use crate::rooms::engines::{Engine, EngineId, stood};
 use crate::rooms::model::{Connection, EngineGauges, EngineNumbers, LegEnd, Outcome, Role};
 use crate::rooms::peers::{EndpointId, NONE};
-use crate::rooms::requests::legs::Leg;
+use crate::rooms::requests::legs::{Leg, RoomRequest};
 use crate::rooms::room::{Progress, Room};
 use crate::rooms::table::RoomTable;
 use crate::verdict::facts::{RequestFacts, Stopped};
@@ -61,7 +61,8 @@ impl RoomTable {
             never_begun: [Role::Prefill, Role::Decode].map(|r| self.never_begun(room, r)),
             not_come: prefill.and_then(|e| e.heard).is_some_and(|since| since <= room.opened_at)
                 && request.is_none_or(|r| r.leg(Role::Prefill).is_none() && r.unplaced().next().is_none()),
-            duplicate: request.and_then(|r| r.duplicate),
+            duplicate: request.and_then(RoomRequest::duplicate),
+            refused: request.and_then(|r| r.duplicate.zip(r.refused)),
             dp_rank: request.and_then(|r| r.dp_rank),
             held: role == Role::Prefill && view.terminal.is_some() && room.held_by_request(Role::Prefill),
             later_finished: begun.and_then(|b| own.map(|e| e.later_finished(b))).unwrap_or(0),

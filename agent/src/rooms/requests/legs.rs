@@ -12,6 +12,9 @@ use crate::http::event as web;
 use crate::rooms::engines::EngineId;
 use crate::rooms::model::{LegEnd, LegView, Outcome, RequestView, Role};
 
+/// Requests with one room beside the first at most.
+const MAX_OTHERS: usize = 8;
+
 /// Names one request: the end of its connection that reports, and its number there.
 pub(crate) type RequestKey = (SocketId, u64);
 
@@ -20,7 +23,7 @@ pub(crate) type RequestKey = (SocketId, u64);
 #[allow(clippy::struct_excessive_bools, reason = "independent facts")]
 pub(crate) struct Leg {
     pub(crate) seen: LegView,
-    /// Who reports it. Several requests with one room at one engine share a leg: then the newest.
+    /// Who reports it.
     pub(crate) key: RequestKey,
     pub(crate) client: SocketAddr,
     pub(crate) server: SocketAddr,
@@ -31,8 +34,6 @@ pub(crate) struct Leg {
     /// Network namespace of the end that reports.
     #[serde(default)]
     pub(crate) netns: u32,
-    /// Requests that are open.
-    pub(crate) open: u16,
     /// The request is for this room alone.
     #[serde(default)]
     pub(crate) alone: bool,
@@ -60,9 +61,9 @@ impl Leg {
         self.seen.ended.is_none() && !self.seen.out_of_sight
     }
 
-    /// Whether a request is this leg's, or shares it.
-    pub(crate) fn is_of(&self, key: RequestKey, engine: EngineId) -> bool {
-        self.key == key || (self.engine == engine && engine != nobody())
+    /// Begun, and neither refused nor given up: it may have had the room's KV cache handed over.
+    fn counts(&self) -> bool {
+        self.over().is_none_or(|(_, outcome)| outcome == Outcome::Success)
     }
 
     /// When it was over, and what that says of the room.
@@ -109,6 +110,13 @@ pub(crate) struct RoomRequest {
     /// A second request with this room came to the same engine while the first was open.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) duplicate: Option<Mono>,
+    /// Such a second one was refused or given up, with its status.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) refused: Option<(Mono, Option<u16>)>,
+    /// Requests beside the one that has the place of their part, as far as they count. A leg is of one request: what becomes of
+    /// another says nothing of it. Those of before a restart are not known.
+    #[serde(skip)]
+    pub(crate) others: SmallVec<[(Option<Role>, Leg); 1]>,
     /// DP rank of prefill that registered for it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) dp_rank: Option<u32>,
@@ -179,9 +187,65 @@ impl RoomRequest {
         self.places_mut().into_iter().find(|l| l.as_ref().is_some_and(&is_it)).and_then(Option::take)
     }
 
+    /// Those that have a place, and those beside them.
+    pub(crate) fn every(&self) -> impl Iterator<Item = &Leg> {
+        self.legs().chain(self.others.iter().map(|(_, leg)| leg))
+    }
+
+    /// The leg of a request.
+    pub(crate) fn of_key(&mut self, key: RequestKey) -> Option<&mut Leg> {
+        let Self { prefill, decode, unplaced, unplaced_too, others, .. } = self;
+        let placed = [prefill, decode, unplaced, unplaced_too].into_iter().flatten();
+        placed.chain(others.iter_mut().map(|(_, leg)| leg)).find(|l| l.key == key)
+    }
+
+    /// Keeps a request beside the one that has its place; whether there was space.
+    pub(crate) fn keep_beside(&mut self, role: Option<Role>, leg: Leg) -> bool {
+        let space = self.others.len() < MAX_OTHERS;
+        if space {
+            self.others.push((role, leg));
+        }
+        space
+    }
+
+    /// Takes out the other that `is_it`.
+    pub(crate) fn take_other(&mut self, is_it: impl Fn(&Leg) -> bool) -> Option<Leg> {
+        let i = self.others.iter().position(|(_, l)| is_it(l))?;
+        Some(self.others.remove(i).1)
+    }
+
+    /// Since when there is a duplicate that counts.
+    pub(crate) fn duplicate(&self) -> Option<Mono> {
+        self.duplicate.filter(|_| !self.others.is_empty())
+    }
+
+    /// Ends a request. Where others ask for the same, one that is open goes on in its place, else one that was served.
+    pub(crate) fn end(&mut self, key: RequestKey, at: Mono, how: LegEnd, status: Option<u16>) {
+        let Some(leg) = self.of_key(key).filter(|l| l.is_open()) else { return };
+        leg.seen.ended = Some((at, how));
+        leg.seen.status = status;
+        if !leg.counts() && !self.others.is_empty() {
+            self.refused = Some((at, status));
+        }
+        let Self { prefill, decode, unplaced, unplaced_too, others, .. } = self;
+        let parts = [Some(Role::Prefill), Some(Role::Decode), None, None];
+        for (part, place) in parts.into_iter().zip([prefill, decode, unplaced, unplaced_too]) {
+            let Some(leg) = place.as_mut().filter(|l| l.key == key) else { continue };
+            let beside =
+                |o: &(Option<Role>, Leg)| (part.is_some() && o.0 == part) || o.1.server == leg.server;
+            let open = others.iter().position(|o| beside(o) && o.1.is_open());
+            let served = || others.iter().position(|o| beside(o) && o.1.counts());
+            let next = open.or_else(|| if leg.counts() { None } else { served() });
+            if let Some((_, other)) = next.and_then(|i| others.get_mut(i)) {
+                std::mem::swap(leg, other);
+            }
+        }
+        others.retain(|(_, l)| l.counts());
+    }
+
     /// The requests that are not over.
     pub(crate) fn open_keys(&self) -> SmallVec<[RequestKey; 4]> {
-        self.legs().filter(|l| l.is_open()).map(|l| l.key).collect()
+        self.every().filter(|l| l.is_open()).map(|l| l.key).collect()
     }
 
     /// Whether the leg at `role` is open, at an engine of this host. Prefill says nothing before it has done with a room (SGLang's
