@@ -53,7 +53,7 @@ impl RoomTable {
             Some((_, outcome)) => outcome == Outcome::Success,
             None => l.seen.first_byte.is_some() && l.seen.status.is_none_or(|s| s < 400),
         };
-        if !waited && room.leg(Role::Decode).is_some_and(|l| l.here && fine(&l)) {
+        if !waited && room.leg(Role::Decode).is_some_and(|l| l.here && fine(l)) {
             self.take_in(slot, at);
         }
     }
