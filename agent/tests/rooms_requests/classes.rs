@@ -298,6 +298,8 @@ fn a_request_that_may_have_more_rooms_is_held_only_by_an_engine_that_rests() {
             w.never_paged(ROOM + 2);
             assert_ne!(w.class(ROOM + 2), Some(Class::PeerNotTold), "{case}");
             w.status(ROOM + 2, &prefill(0), &decode(0), KvPoll::Success);
+            w.wait(5000);
+            assert!(w.pin(ROOM).is_none(), "the answer comes after the last of them");
             w.finished(key);
             w.wait(3000);
             assert_eq!(w.outcomes(ROOM), [Outcome::Success]);
