@@ -160,10 +160,13 @@ fn aborted(f: &Facts) -> Option<Judgement> {
 
 /// A request and nothing else.
 fn without_metadata(f: &Facts) -> Option<Judgement> {
-    if !f.request.is_open(f.role) {
+    let leg = f.request.leg(f.role);
+    let open = f.request.is_open(f.role);
+    // Of a batch whose answer has begun for another room it waits all the same, if the answer's end has not passed unseen.
+    if !open && leg.is_none_or(|l| l.ended.is_some() || l.out_of_sight) {
         return None;
     }
-    let begun = f.request.leg(f.role).map_or(f.since, |l| l.begun);
+    let begun = leg.map_or(f.since, |l| l.begun);
     let timer = bootstrap_timer(f, begun).filter(|t| t.at > f.now);
     let draft = |class, confidence, who| {
         Draft::new(class, confidence, who, Some(Kind::Metadata)).ends(timer.clone()).done(f)
@@ -174,7 +177,7 @@ fn without_metadata(f: &Facts) -> Option<Judgement> {
     let [_, none_waits] = f.request.none_waits;
     if none_waits {
         // Its server may still be at work on it: no count of its scheduler shows that.
-        let late = f.now.since(begun).saturating_sub(f.request.stood) >= f.limits.ceiling;
+        let late = open && f.now.since(begun).saturating_sub(f.request.stood) >= f.limits.ceiling;
         let confidence = if late { Confidence::Likely } else { Confidence::Possible };
         return Some(draft(Class::MetadataMissing, confidence, Who::Decode));
     }

@@ -136,6 +136,31 @@ fn an_empty_prealloc_queue_says_that_decode_has_lost_it() {
     assert_eq!((v.class, v.confidence), (Class::MetadataMissing, Confidence::Likely));
 }
 
+/// The answer of a streamed batch begins with its first room; the others wait for decode all the same.
+#[test]
+fn a_room_of_a_batch_that_is_answered_already_can_be_lost_by_decode() {
+    let mut w = Web::new(Sees::Both);
+    let key = w.ask_for(Role::Prefill, &[ROOM, ROOM + 1], "r");
+    w.ask_for(Role::Decode, &[ROOM, ROOM + 1], "r");
+    w.metadata(ROOM, &decode(0), &prefill(0));
+    w.wait(100);
+    w.status(ROOM, &prefill(0), &decode(0), KvPoll::Success);
+    w.first_byte(key);
+    w.wait(13_000);
+    assert_eq!(w.class(ROOM + 1), Some(Class::Queued));
+    for _ in 0..35 {
+        w.gauges(Role::Decode, 0, 0, 0);
+        w.wait(2000);
+    }
+    let v = w.verdict(ROOM + 1);
+    assert_eq!(
+        (v.class, v.confidence),
+        (Class::MetadataMissing, Confidence::Likely),
+        "decode's own request is open"
+    );
+    assert_eq!(v.owed_by.unwrap().role, Some(Role::Decode));
+}
+
 #[test]
 fn a_request_that_decode_never_got_is_the_routers() {
     let mut w = Web::new(Sees::Both);
@@ -273,6 +298,8 @@ fn a_request_that_may_have_more_rooms_is_held_only_by_an_engine_that_rests() {
             w.never_paged(ROOM + 2);
             assert_ne!(w.class(ROOM + 2), Some(Class::PeerNotTold), "{case}");
             w.status(ROOM + 2, &prefill(0), &decode(0), KvPoll::Success);
+            w.wait(5000);
+            assert!(w.pin(ROOM).is_none(), "the answer comes after the last of them");
             w.finished(key);
             w.wait(3000);
             assert_eq!(w.outcomes(ROOM), [Outcome::Success]);

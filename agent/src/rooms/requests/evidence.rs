@@ -136,11 +136,25 @@ impl RoomTable {
 
     /// When the last of them was.
     pub(crate) fn siblings_over(&self, room: &Room) -> Option<Mono> {
-        self.siblings(room)
-            .map(|r| r.progress(Role::Prefill))
-            .filter(|p| p.terminal.is_some())
-            .map(|p| p.since)
-            .max()
+        let seen = self.siblings(room).map(|r| r.progress(Role::Prefill));
+        let seen = seen.filter(|p| p.terminal.is_some()).map(|p| p.since).max();
+        let more = room.leg(Role::Prefill).is_some_and(|l| l.maybe_more);
+        seen.max(if more { self.hidden_sibling_over(room) } else { None })
+    }
+
+    /// When the last room was over that may have been one of them: see [`Self::hidden_sibling_open`].
+    fn hidden_sibling_over(&self, room: &Room) -> Option<Mono> {
+        let unasked = |r: &&Room| r.has_prefill && r.leg(Role::Prefill).is_none();
+        let over = |number| match self.numbers.open(number) {
+            Some(slot) => self.rooms.get(slot).filter(unasked).map(|r| r.progress(Role::Prefill).since),
+            None => self
+                .last_closed(number)
+                .filter(unasked)
+                .and_then(|_| self.numbers.tomb(number))
+                .map(|t| t.closed_at),
+        };
+        let numbers = (1..=MAX_HIDDEN).filter_map(|n| room.room.checked_add(n));
+        numbers.filter_map(over).filter(|at| *at >= room.opened_at).max()
     }
 
     /// The first moment from `from` on at which nothing waited in the prefill engine of this room: see
