@@ -182,7 +182,7 @@ fn rids(value: Option<&Value>, counters: &mut Counters) -> Vec<Option<Box<str>>>
 }
 
 /// How many times each prompt is worked on, which makes as many rooms of it; `None`: that may stand in missing bytes, or is not read.
-/// `/generate` takes it from `sampling_params` (`io_struct.py`, `_handle_parallel_sampling`), the OpenAI routes from `n`.
+/// `/generate` takes it from `sampling_params` (`io_struct.py`, `_handle_parallel_sampling`), the `/v1` routes from `n`.
 fn times(route: Route, members: &Members, whole: bool) -> Option<u64> {
     let n = match members.get("n") {
         None | Some(Value::Null) => None,

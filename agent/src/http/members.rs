@@ -32,6 +32,7 @@ pub(super) struct List {
 
 /// How a prompt is written: nothing of what it says.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[allow(clippy::struct_excessive_bools, reason = "independent facts")]
 pub(super) struct Shape {
     /// It is a list.
     list: bool,
@@ -147,6 +148,7 @@ pub(super) enum Wanted {
 
 /// Collects them. Of a key that stands twice the last one counts, as in the engine (Python's `json`).
 #[derive(Clone, Debug)]
+#[allow(clippy::struct_excessive_bools, reason = "independent facts")]
 pub(super) struct Members {
     wanted: Wanted,
     found: Vec<Member>,

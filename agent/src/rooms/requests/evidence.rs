@@ -21,7 +21,7 @@ const REJOIN: u64 = 2 * SECOND;
 /// (`_REQUEST_STATE_WAIT_TIMEOUT`, `managers/tokenizer_manager.py` of SGLang 0.5.23).
 const NOTICE: u64 = 4 * SECOND;
 
-/// As many numbers behind a room's own are looked at for rooms of the same request (OpenAI's `n` ends at 128).
+/// As many numbers behind a room's own are looked at for rooms of the same request (`n` of chats ends at 128).
 const MAX_HIDDEN: u64 = 128;
 
 /// Open requests looked at that began before a room's own.
