@@ -25,6 +25,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
+use tracing_subscriber::EnvFilter;
 
 use config::{Config, DEFAULT_LISTEN, Hook};
 
@@ -376,9 +377,8 @@ fn dropped(counters: &Counters) -> Option<String> {
 fn logging() {
     // What the exporters' own log has to say is told in words of this program (`export/otlp`).
     const QUIET: [&str; 3] = ["opentelemetry=off", "opentelemetry_sdk=off", "opentelemetry-otlp=off"];
-    let filter = tracing_subscriber::EnvFilter::try_from_env("ROOMTRACE_LOG")
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
-    let filter = QUIET.iter().filter_map(|d| d.parse().ok()).fold(filter, |f, d| f.add_directive(d));
+    let filter = EnvFilter::try_from_env("ROOMTRACE_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    let filter = QUIET.iter().filter_map(|d| d.parse().ok()).fold(filter, EnvFilter::add_directive);
     // A second initialisation (tests that run the command in one process) keeps the first.
     drop(tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).try_init());
 }
