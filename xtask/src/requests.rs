@@ -10,6 +10,10 @@ use serde_json::Value;
 
 use crate::own::lines;
 
+/// A client that hangs up so soon may be gone before its server's process looks at the connection, nanoseconds: what was not read of
+/// a connection that is reset is thrown away.
+const AT_ONCE: u64 = 2_000_000;
+
 /// What is wrong with the last that was said of each room; empty: nothing.
 ///
 /// # Errors
@@ -40,8 +44,13 @@ fn judge(truth: &Value, side: &str, said: &Value) -> Option<String> {
     let role = if side.contains("decode") { "decode" } else { "prefill" };
     let leg = &said[role];
     if leg.is_null() {
-        // Its connection ended under its client before any of an answer: the server need not have read it.
-        return (truth["end"] != "broken").then(|| "not seen".to_owned());
+        // Its connection ended under its client before any of an answer, or its client was gone at once: the server need not have read it.
+        let lasted = truth["end_rt"]
+            .as_u64()
+            .zip(truth["begin_rt"].as_u64())
+            .map(|(end, begin)| end.saturating_sub(begin));
+        let gone = truth["end"] == "hung_up" && lasted.is_some_and(|nanos| nanos < AT_ONCE);
+        return (truth["end"] != "broken" && !gone).then(|| "not seen".to_owned());
     }
     if said["rid"] != truth["rid"] {
         return Some(format!("its id is {}, the agent says {}", truth["rid"], said["rid"]));
@@ -95,6 +104,13 @@ mod tests {
         assert_eq!(wrong_of("answered", "200", r#"{"ended":null}"#), 0);
         assert_eq!(wrong_of("answered", "200", "null"), 1);
         assert_eq!(wrong_of("broken", "null", "null"), 0, "it may never have arrived");
+        let gone_after = |nanos: u64| {
+            let times = format!(r#""begin_rt":1000,"end_rt":{},"kind""#, 1000 + nanos);
+            let truth =
+                TRUTH.replace("END", "hung_up").replace("STATUS", "null").replace(r#""kind""#, &times);
+            wrong(&truth, "").unwrap().len()
+        };
+        assert_eq!((gone_after(AT_ONCE - 1), gone_after(AT_ONCE)), (0, 1));
         assert_eq!(
             wrong(TRUTH.replace("END", "open").replace("STATUS", "null").as_str(), "").unwrap().len(),
             1
