@@ -5,9 +5,10 @@
 
 use std::time::SystemTime;
 
+use opentelemetry::KeyValue;
 use opentelemetry::trace::Event as SpanEvent;
-use opentelemetry::{KeyValue, Value};
 
+use super::spans::{number, seconds};
 use crate::event::Mono;
 use crate::export::gpu::named;
 use crate::gpu::model::Trouble;
@@ -42,16 +43,13 @@ fn of(room: &RoomSnapshot, role: Role) -> impl Iterator<Item = &GpuWindow> {
 }
 
 fn moved(w: &GpuWindow, l: &Window, wall: impl Fn(Mono) -> SystemTime) -> SpanEvent {
-    let number = |n: u64| Value::I64(i64::try_from(n).unwrap_or(i64::MAX));
-    #[allow(clippy::cast_precision_loss, reason = "a duration for a graph")]
-    let seconds = l.to.since(l.from) as f64 / 1e9;
     let mut attributes = vec![
         KeyValue::new("hw.id", w.gpu.to_string()),
         KeyValue::new("sglang.pd.gpu.link", l.link.label()),
         KeyValue::new("sglang.pd.gpu.source", l.source.label()),
         KeyValue::new("sglang.pd.gpu.tx_bytes", number(l.out)),
         KeyValue::new("sglang.pd.gpu.rx_bytes", number(l.into)),
-        KeyValue::new("sglang.pd.gpu.window_s", seconds),
+        KeyValue::new("sglang.pd.gpu.window_s", seconds(l.from, l.to)),
         KeyValue::new("sglang.pd.gpu.coverage", f64::from(l.coverage) / 1000.0),
     ];
     let overlapping = w.overlapping.map(u64::from);

@@ -4,9 +4,10 @@
 
 use std::time::SystemTime;
 
+use opentelemetry::KeyValue;
 use opentelemetry::trace::Event as SpanEvent;
-use opentelemetry::{KeyValue, Value};
 
+use super::spans::{number, seconds};
 use crate::event::Mono;
 use crate::gpu::windows::Window;
 use crate::rooms::model::{NetworkWindow, Role, RoomSnapshot};
@@ -22,16 +23,13 @@ pub(super) fn events(
 }
 
 fn moved(w: &NetworkWindow, l: &Window, wall: impl Fn(Mono) -> SystemTime) -> SpanEvent {
-    let number = |n: u64| Value::I64(i64::try_from(n).unwrap_or(i64::MAX));
-    #[allow(clippy::cast_precision_loss, reason = "a duration for a graph")]
-    let seconds = l.to.since(l.from) as f64 / 1e9;
     let mut attributes = vec![
         KeyValue::new("sglang.pd.network.name", w.name.to_string()),
         KeyValue::new("sglang.pd.network.link", w.link.label()),
         KeyValue::new("sglang.pd.network.source", l.source.label()),
         KeyValue::new("sglang.pd.network.tx_bytes", number(l.out)),
         KeyValue::new("sglang.pd.network.rx_bytes", number(l.into)),
-        KeyValue::new("sglang.pd.network.window_s", seconds),
+        KeyValue::new("sglang.pd.network.window_s", seconds(l.from, l.to)),
         KeyValue::new("sglang.pd.network.coverage", f64::from(l.coverage) / 1000.0),
     ];
     attributes.extend(w.pid.map(|pid| KeyValue::new("process.pid", i64::from(pid))));

@@ -4,9 +4,10 @@
 
 use std::time::SystemTime;
 
+use opentelemetry::KeyValue;
 use opentelemetry::trace::Event as SpanEvent;
-use opentelemetry::{KeyValue, Value};
 
+use super::spans::{number, seconds};
 use crate::event::Mono;
 use crate::rooms::model::{EngineNumbers, Role, RoomSnapshot};
 
@@ -20,12 +21,9 @@ pub(super) fn events(
 }
 
 fn said(n: &EngineNumbers, wall: impl Fn(Mono) -> SystemTime) -> SpanEvent {
-    let number = |n: u64| Value::I64(i64::try_from(n).unwrap_or(i64::MAX));
-    #[allow(clippy::cast_precision_loss, reason = "a duration for a graph")]
-    let seconds = n.to.since(n.from) as f64 / 1e9;
     let mut attributes = vec![
         KeyValue::new("sglang.pd.engine.answers", i64::from(n.answers)),
-        KeyValue::new("sglang.pd.engine.window_s", seconds),
+        KeyValue::new("sglang.pd.engine.window_s", seconds(n.from, n.to)),
         KeyValue::new("sglang.pd.engine.stale", n.stale),
     ];
     let counts = ["inflight", "bootstrap", "waiting", "running", "paused"].into_iter().zip(n.counts());

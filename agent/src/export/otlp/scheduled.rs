@@ -10,7 +10,7 @@ use opentelemetry::trace::{
 use opentelemetry::{Array, KeyValue, Value};
 use opentelemetry_sdk::trace::{SpanData, SpanLinks};
 
-use super::spans::{Group, Tracer, process, text};
+use super::spans::{Group, Tracer, process, seconds, text};
 use crate::event::Mono;
 use crate::rooms::model::{Role, View};
 use crate::spans::{EngineRequest, Stage};
@@ -61,8 +61,7 @@ fn span(tracer: &Tracer<'_>, root: Role, r: &EngineRequest) -> SpanData {
 
 /// A stage: when it began, and how long it took.
 fn stage(s: &Stage, wall: impl Fn(Mono) -> std::time::SystemTime) -> SpanEvent {
-    #[allow(clippy::cast_precision_loss, reason = "a duration for a graph")]
-    let seconds = s.end.since(s.begin) as f64 / 1e9;
+    let seconds = seconds(s.begin, s.end);
     let attributes = vec![
         KeyValue::new("sglang.stage.duration_s", Value::F64(seconds)),
         KeyValue::new("sglang.stage.spans", Value::I64(s.spans.into())),

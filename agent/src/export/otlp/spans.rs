@@ -253,6 +253,17 @@ impl<'a> Tracer<'a> {
     }
 }
 
+/// A count as an attribute.
+pub(super) fn number(n: u64) -> Value {
+    Value::I64(i64::try_from(n).unwrap_or(i64::MAX))
+}
+
+/// A time as an attribute.
+#[allow(clippy::cast_precision_loss, reason = "a duration for a graph")]
+pub(super) fn seconds(from: Mono, to: Mono) -> f64 {
+    to.since(from) as f64 / 1e9
+}
+
 fn address(m: &MessageMark) -> [KeyValue; 2] {
     [
         KeyValue::new("network.peer.address", m.peer.ip().to_string()),
