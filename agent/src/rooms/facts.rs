@@ -25,7 +25,7 @@ impl RoomTable {
         let (phase, since) = self.phase_here(room, role, view)?;
         // One request for several rooms is answered when the last of them is over.
         let waits = role == Role::Prefill && phase == Phase::Conclude;
-        let since = since.max(self.siblings_over(room).filter(|_| waits).unwrap_or(since));
+        let since = if waits { self.siblings_over(room).map_or(since, |at| at.max(since)) } else { since };
         let subject = subject(room, role, phase);
         let (prefill, decode) = subject.map_or(room.home, |l| (l.prefill, l.decode));
         let session = subject.map_or(NONE, |l| l.session);

@@ -18,7 +18,7 @@ use crate::verdict::facts::UnreadFact;
 
 /// Connections named by one [`RoomTable::asks`].
 const MAX_ASKS: usize = 64;
-/// Pinned rooms looked at by one [`RoomTable::asks`].
+/// Pinned rooms, and connections on which something was sent again, looked at by one [`RoomTable::asks`].
 const MAX_ASKING: usize = 4096;
 /// Rooms looked at anew because of one retransmission.
 const MAX_LOOKS: usize = 64;
@@ -82,7 +82,8 @@ impl Unread {
 
 impl RoomTable {
     /// Connections of which [`crate::rooms::model::Input::Stand`] would help now: those that overdue rooms wait on, and those on which
-    /// something was sent again, for that it has arrived shows in no call. At most 64; to be asked about once a second, each time others where there are more.
+    /// something was sent again, for that it has arrived shows in no call. At most 64; to be asked about once a second, each time
+    /// others where there are more.
     pub fn asks(&self) -> Vec<SocketId> {
         let mut sockets: BTreeSet<SocketId> = BTreeSet::new();
         let mut ranks: BTreeSet<EndpointId> = BTreeSet::new();

@@ -52,6 +52,7 @@ impl RoomTable {
             let begun = room.leg(role).map_or(since, |l| l.seen.begun);
             waiting(e, begun.plus(self.config.floor)) == Some(0)
         };
+        let held = role == Role::Prefill && view.terminal.is_some() && room.held_by_request(Role::Prefill);
         RequestFacts {
             rid: request.and_then(|r| r.rid.as_deref()).map(str::to_owned),
             prefill: room.leg(Role::Prefill).map(|l| l.seen),
@@ -64,7 +65,7 @@ impl RoomTable {
             duplicate: request.and_then(RoomRequest::duplicate),
             refused: request.and_then(|r| r.duplicate.zip(r.refused)),
             dp_rank: request.and_then(|r| r.dp_rank),
-            held: role == Role::Prefill && view.terminal.is_some() && room.held_by_request(Role::Prefill),
+            held,
             later_finished: begun.and_then(|b| own.map(|e| e.later_finished(b))).unwrap_or(0),
             later_asked: begun.and_then(|b| own.map(|e| e.later_asked(b))).unwrap_or(0),
             ahead: room.leg(Role::Prefill).zip(prefill).is_some_and(|(l, e)| self.ahead(e, l.seen.begun)),
@@ -73,7 +74,8 @@ impl RoomTable {
             waiting: [prefill, decode].map(|e| waiting(e, Mono(0))),
             said_to_wait: prefill.and_then(|e| e.said_to_wait(now)),
             none_waits: [none(Role::Prefill, prefill), none(Role::Decode, decode)],
-            siblings: self.siblings_open(room),
+            // Only of a room that is held is it asked.
+            siblings: held && self.siblings_open(room),
             maybe_more: room.leg(Role::Prefill).is_some_and(|l| l.maybe_more),
         }
     }
