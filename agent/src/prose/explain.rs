@@ -419,14 +419,10 @@ fn candidates(out: &mut String, record: &Value) {
     out.push_str("\nlooks the same from here\n");
     for c in candidates {
         let modes: Vec<&str> = list(&c["modes"]).iter().filter_map(Value::as_str).collect();
+        let modes = if modes.is_empty() { String::new() } else { format!(" ({})", modes.join(" ")) };
         let owes = c["owed_by"].as_str().map_or_else(String::new, |r| format!(", {r} would owe"));
-        let _ = writeln!(
-            out,
-            "  - {} ({}){owes}; settled by: {}",
-            text(&c["class"]),
-            modes.join(" "),
-            text(&c["would_settle"])
-        );
+        let _ =
+            writeln!(out, "  - {}{modes}{owes}; settled by: {}", text(&c["class"]), text(&c["would_settle"]));
     }
 }
 

@@ -366,7 +366,7 @@ impl RoomTable {
         let rooms_now = self.findings.group_size(group).unwrap_or(1);
         let actions = match (&engine, &act_on) {
             (Some(owes), act) if rooms_now > 1 => {
-                actions::of_cause(class, owes, act.as_ref().unwrap_or(owes), rooms_now)
+                actions::of_cause(class, confidence, owes, act.as_ref().unwrap_or(owes), rooms_now)
             }
             _ => {
                 let mut of_room = actions;

@@ -8,7 +8,7 @@ use crate::sglang::message::Kind;
 use crate::verdict::explain::named;
 use crate::verdict::facts::Facts;
 use crate::verdict::judge::{Judgement, Who};
-use crate::verdict::model::{Action, Class, Party};
+use crate::verdict::model::{Action, Class, Confidence, Party};
 
 /// Stands for the request id until one is known.
 const RID: &str = "FULL_RID";
@@ -46,9 +46,18 @@ pub(crate) fn actions(f: &Facts, j: &Judgement) -> Vec<Action> {
 }
 
 /// What to do about the common cause of `rooms` rooms: nothing that ends only one of them. `owes` has the next move, `act`
-/// is whom to act on.
-pub(crate) fn of_cause(class: Class, owes: &Party, act: &Party, rooms: u32) -> Vec<Action> {
+/// is whom to act on. Of what is only possible the rooms are to be looked at before anything is ended.
+pub(crate) fn of_cause(
+    class: Class,
+    confidence: Confidence,
+    owes: &Party,
+    act: &Party,
+    rooms: u32,
+) -> Vec<Action> {
     let mut list = Vec::new();
+    if confidence == Confidence::Possible {
+        list.push(look_at_pinned());
+    }
     if stops_all(class) && !act.ended {
         let phase = if class == Class::RanksDisagree { Phase::Conclude } else { Phase::Transfer };
         list.push(abort_all(act, rooms, phase));
@@ -59,15 +68,13 @@ pub(crate) fn of_cause(class: Class, owes: &Party, act: &Party, rooms: u32) -> V
             list.push(check_connects(act));
             list.extend(restart_living(owes));
         }
-        // One engine has the request and nothing else is wrong there.
-        Class::PeerLost | Class::AwaitingPrefill | Class::PeerNotTold | Class::DuplicateRoom => {
-            list.push(look_at_pinned());
-        }
+        // Nothing else is wrong there.
+        Class::PeerLost | Class::AwaitingPrefill | Class::PeerNotTold | Class::DuplicateRoom => {}
         Class::EngineStalled if !act.ended => list.extend([look_at_threads(act), restart(act)]),
         _ => list.extend(restart_living(act)),
     }
     if list.is_empty() {
-        // Whoever was to be acted on has ended: what is left are the requests at the other side.
+        // One engine alone has the requests, or whoever was to be acted on has ended.
         list.push(look_at_pinned());
     }
     list
@@ -411,11 +418,22 @@ mod tests {
             let party = party(local);
             let mut list = of_finding(class, &party);
             if class.pins() {
-                list.extend(of_cause(class, &party, &party, 12));
+                list.extend(of_cause(class, Confidence::Possible, &party, &party, 12));
             }
             list.into_iter().map(move |a| (class, a))
         };
         Class::ALL.into_iter().flat_map(|c| each(c, true).chain(each(c, false))).collect()
+    }
+
+    #[test]
+    fn what_is_only_possible_is_looked_at_before_anything_is_ended() {
+        for class in Class::ALL.into_iter().filter(|c| c.pins()) {
+            let of = |confidence| of_cause(class, confidence, &party(true), &party(true), 12);
+            let first = of(Confidence::Possible).remove(0);
+            assert!(!first.clears && first.blast_radius == "none", "{}: {first:?}", class.label());
+            let listed = of(Confidence::Likely).iter().filter(|a| a.command.contains("--pinned")).count();
+            assert!(listed <= 1, "{}: {listed} times", class.label());
+        }
     }
 
     #[test]

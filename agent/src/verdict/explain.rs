@@ -326,8 +326,8 @@ fn peers(f: &Facts, lines: &mut Vec<String>) {
                 ));
                 continue;
             }
-            let what = if l.listener { "the listener closed" } else { "every connection is gone" };
-            lines.push(format!("{}: {what} since {}", named(party), ago(f, l.at)));
+            let what = if l.listener { "the listener closed" } else { "its last connection ended" };
+            lines.push(format!("{}: {what} {}", named(party), ago(f, l.at)));
         }
     }
     if let Some(away) = f.restored {
