@@ -85,8 +85,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 }
 
 fn cargo(arguments: &[&str]) -> Command {
-    let mut command = Command::new("cargo");
-    command.args(arguments).current_dir(install::root());
+    let mut command = install::cargo_command();
+    command.args(arguments);
     command
 }
 

@@ -16,9 +16,27 @@ pub(crate) fn target() -> PathBuf {
     root().join(std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into()))
 }
 
+/// Cargo in the checkout, without what `cargo run` told xtask of its own package: build scripts that watch those variables
+/// (ring's does) would run again, and all above them be built anew, at each change between `cargo xtask` and plain `cargo`.
+pub(crate) fn cargo_command() -> Command {
+    let mut command = Command::new("cargo");
+    command.current_dir(root());
+    for (name, _) in std::env::vars_os() {
+        let package = name.to_str().is_some_and(|name| {
+            name.starts_with("CARGO_PKG_")
+                || name.starts_with("CARGO_MANIFEST_")
+                || name == "CARGO_CRATE_NAME"
+        });
+        if package {
+            command.env_remove(name);
+        }
+    }
+    command
+}
+
 /// Runs cargo in the checkout.
 pub(crate) fn cargo(arguments: &[&str]) -> Result<()> {
-    run(Command::new("cargo").args(arguments).current_dir(root()))
+    run(cargo_command().args(arguments))
 }
 
 /// Makes a directory anew, empty. Asks first whether this user may build beside it: what another user left there is the

@@ -15,10 +15,9 @@ pub(crate) fn run() -> Result<()> {
     cargo(&["fmt", "--all", "--check"])?;
     cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"])?;
     install::run(
-        Command::new("cargo")
+        install::cargo_command()
             .args(["doc", "--workspace", "--no-deps", "--document-private-items"])
-            .env("RUSTDOCFLAGS", "-D warnings")
-            .current_dir(install::root()),
+            .env("RUSTDOCFLAGS", "-D warnings"),
     )?;
     let deny = install::cargo_tool("cargo-deny", CARGO_DENY, &[])?;
     install::run(
@@ -29,5 +28,5 @@ pub(crate) fn run() -> Result<()> {
 }
 
 fn cargo(args: &[&str]) -> Result<()> {
-    install::run(Command::new("cargo").args(args).current_dir(install::root()))
+    install::cargo(args)
 }

@@ -91,10 +91,9 @@ fn step(name: &str) {
 
 /// Runs cargo, passes its output on, and returns the lines that begin with `SKIPPED:`.
 fn cargo_test(args: &[&str]) -> Result<Vec<String>> {
-    let mut child = Command::new("cargo")
+    let mut child = install::cargo_command()
         .args(args)
         .args(["--", "--nocapture"])
-        .current_dir(install::root())
         .stdout(Stdio::piped())
         .spawn()
         .context("start cargo test")?;

@@ -70,7 +70,7 @@ pub(crate) fn document(libraries: &[PathBuf], time: &str) -> Result<String> {
 }
 
 fn cargo(arguments: &[&str]) -> Result<String> {
-    install::output(Command::new("cargo").args(arguments).current_dir(install::root()))
+    install::output(install::cargo_command().args(arguments))
 }
 
 fn purl((name, version): &(String, String)) -> String {
