@@ -22,12 +22,8 @@ pub(crate) fn cargo_command() -> Command {
     let mut command = Command::new("cargo");
     command.current_dir(root());
     for (name, _) in std::env::vars_os() {
-        let package = name.to_str().is_some_and(|name| {
-            name.starts_with("CARGO_PKG_")
-                || name.starts_with("CARGO_MANIFEST_")
-                || name == "CARGO_CRATE_NAME"
-        });
-        if package {
+        let package = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
+        if name.to_str().is_some_and(package) {
             command.env_remove(name);
         }
     }

@@ -12,8 +12,8 @@ const CARGO_DENY: &str = "0.20.2";
 /// Runs every lint.
 pub(crate) fn run() -> Result<()> {
     install::debian(&["libzmq3-dev", "pkg-config"])?;
-    cargo(&["fmt", "--all", "--check"])?;
-    cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"])?;
+    install::cargo(&["fmt", "--all", "--check"])?;
+    install::cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"])?;
     install::run(
         install::cargo_command()
             .args(["doc", "--workspace", "--no-deps", "--document-private-items"])
@@ -25,8 +25,4 @@ pub(crate) fn run() -> Result<()> {
             .args(["--workspace", "check", "--hide-inclusion-graph", "bans", "licenses", "sources"])
             .current_dir(install::root()),
     )
-}
-
-fn cargo(args: &[&str]) -> Result<()> {
-    install::cargo(args)
 }
