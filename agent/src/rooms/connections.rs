@@ -11,6 +11,7 @@ use crate::event::{Mono, SocketId};
 use crate::rooms::model::Connection;
 use crate::rooms::peers::{EndpointId, NONE, PairId, SessionId};
 use crate::sglang::message::{Backend, Kind, Releases};
+use crate::verdict::facts::AgainFact;
 
 /// Messages of one connection whose acknowledgement is awaited: a libzmq queue holds 1000 before it blocks.
 const MAX_AWAITED: usize = 1024;
@@ -39,6 +40,16 @@ pub(crate) struct Again {
     pub(crate) since: Mono,
     /// How often.
     pub(crate) count: u32,
+    /// When it was sent again last, and the time before: not later than it was.
+    #[serde(default)]
+    pub(crate) last: [Mono; 2],
+}
+
+impl Again {
+    /// As a verdict takes it.
+    pub(crate) const fn fact(self) -> AgainFact {
+        AgainFact { since: self.since, count: self.count, last: self.last }
+    }
 }
 
 /// Whose messages a connection has carried.
@@ -150,15 +161,15 @@ impl Known {
         }
     }
 
-    /// Notes that the first byte not acknowledged was sent again, `count` times more. Returns since when; `None` where no
-    /// message waits for its acknowledgement.
-    pub(crate) fn sent_again(&mut self, at: Mono, count: u32) -> Option<Mono> {
+    /// Notes that the first byte not acknowledged was sent again, `count` times more, the last time not before `at`. Nothing where
+    /// no message waits for its acknowledgement.
+    pub(crate) fn sent_again(&mut self, at: Mono, count: u32) {
         if self.awaited.is_empty() {
-            return None;
+            return;
         }
-        let again = self.again.get_or_insert(Again { since: at, count: 0 });
+        let again = self.again.get_or_insert(Again { since: at, count: 0, last: [at; 2] });
         again.count = again.count.saturating_add(count);
-        Some(again.since)
+        again.last = [at, again.last[0]];
     }
 
     /// Takes all that was never acknowledged.

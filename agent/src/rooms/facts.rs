@@ -305,9 +305,11 @@ impl RoomTable {
             Delivery::Unknown => {
                 let k = on.and_then(|s| self.connections.get(self.connections.find(s)));
                 let again = k.and_then(|k| k.again);
-                let again = again.map(|a| AgainFact { since: a.since.max(sent), count: a.count });
-                let waits = k.and_then(|k| k.una).is_some_and(|(_, read)| read > sent);
-                if waits { Sent::Waiting { sent, again } } else { Sent::Unknown }
+                let again = again.map(|a| AgainFact { since: a.since.max(sent), ..a.fact() });
+                match k.and_then(|k| k.una) {
+                    Some((_, read)) if read > sent => Sent::Waiting { sent, read, again },
+                    _ => Sent::Unknown,
+                }
             }
         }
     }

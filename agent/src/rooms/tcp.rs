@@ -9,12 +9,12 @@ use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
 use crate::event::{Mono, SECOND, SocketId, Stand, TcpState, Trouble};
-use crate::rooms::connections::{Awaited, Known};
+use crate::rooms::connections::{Again, Awaited, Known};
 use crate::rooms::model::{Connection, Event};
 use crate::rooms::peers::EndpointId;
 use crate::rooms::table::RoomTable;
 use crate::sglang::message::Kind;
-use crate::verdict::facts::UnreadFact;
+use crate::verdict::facts::{Sent, UnreadFact};
 
 /// Connections named by one [`RoomTable::asks`].
 const MAX_ASKS: usize = 64;
@@ -127,6 +127,7 @@ impl RoomTable {
             Trouble::Retransmitted { una, .. } => {
                 self.acknowledged(at, connection.socket, una, out);
                 self.sent_again(at, connection.socket, 1);
+                self.look_at_undelivered(at, connection.socket);
             }
             // The change of state that follows says what was acknowledged by then. What is known of it here may be older,
             // and would have a message lost that arrived.
@@ -134,18 +135,30 @@ impl RoomTable {
         }
     }
 
-    /// The first byte that is not acknowledged was sent again, `count` times more.
+    /// The first byte that is not acknowledged was sent again, `count` times more, the last time not before `at`.
     fn sent_again(&mut self, at: Mono, socket: SocketId, count: u32) {
         let known = self.connections.find(socket);
-        let Some(k) = self.connections.get_mut(known) else { return };
-        let Some(since) = k.sent_again(at, count) else { return };
-        let concerned = |a: &&Awaited| matches!(a.kind, Kind::Status | Kind::Metadata | Kind::Abort);
+        if let Some(k) = self.connections.get_mut(known) {
+            k.sent_again(at, count);
+        }
+    }
+
+    /// Has rooms looked at whose message the peer's kernel will not have by itself, whatever the threshold of their phase.
+    fn look_at_undelivered(&mut self, at: Mono, socket: SocketId) {
+        let Some(k) = self.connections.get(self.connections.find(socket)) else { return };
+        let Some((_, read)) = k.una else { return };
+        let again = k.again.map(Again::fact);
+        let limits = self.config.limits();
+        let concerned = |a: &&Awaited| {
+            let waits = Sent::Waiting { sent: a.at, read, again };
+            matches!(a.kind, Kind::Status | Kind::Metadata | Kind::Abort) && waits.undeliverable(&limits).is_some()
+        };
         let rooms: SmallVec<[(u32, u32); 4]> =
             k.awaited().filter(concerned).take(MAX_LOOKS).map(|a| (a.slot, a.generation)).collect();
-        let due = since.plus(self.config.floor).max(at);
         for (slot, generation) in rooms {
-            if self.rooms.current(slot, generation).is_some() {
-                self.wheel.set(slot, due, at);
+            // One that is pinned is looked at every second.
+            if self.rooms.current(slot, generation).is_some_and(|room| !room.pinned()) {
+                self.wheel.set(slot, at, at);
             }
         }
     }
@@ -156,12 +169,16 @@ impl RoomTable {
         if stand.state == TcpState::Listen || self.connections.find(socket) == crate::rooms::peers::NONE {
             return;
         }
+        let before = self.connections.get(self.connections.find(socket)).and_then(|k| k.una);
         self.acknowledged(at, socket, s.una, out);
         let Some(k) = self.connections.get(self.connections.find(socket)) else { return };
         let seen = k.again.map_or(0, |a| a.count);
         if stand.retransmits > seen {
-            self.sent_again(at, socket, stand.retransmits - seen);
+            // Some time since it was last looked at.
+            let not_before = before.map_or(at, |(_, read)| read.min(at));
+            self.sent_again(not_before, socket, stand.retransmits - seen);
         }
+        self.look_at_undelivered(at, socket);
         let Some(k) = self.connections.get(self.connections.find(socket)) else { return };
         if self.reads(k) {
             // A FIN counts as a byte of the stream that nobody reads.

@@ -114,7 +114,10 @@ pub(crate) fn foreign_words(x: &ForeignFact) -> String {
 pub(crate) fn not_acknowledged(f: &Facts, what: &str, sent: Mono, again: Option<AgainFact>) -> String {
     let again = match again {
         Some(a) if a.count == 1 => format!(" (1 retransmission, {})", ago(f, a.since)),
-        Some(a) => format!(" ({} retransmissions, the first {})", a.count, ago(f, a.since)),
+        Some(a) => {
+            let last = f.moment(a.last[0].max(a.since));
+            format!(" ({} retransmissions, the first {}, the last at {last})", a.count, ago(f, a.since))
+        }
         None => String::new(),
     };
     format!("the peer's kernel has not acknowledged the {what} sent at {}{again}", f.moment(sent))

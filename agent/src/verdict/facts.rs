@@ -6,7 +6,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use crate::event::{Comm, Mono};
+use crate::event::{Comm, Mono, SECOND};
 use crate::rooms::model::{Away, Completeness, GpuWindow, LegView, NetworkWindow, Phase, Role};
 use crate::rooms::peers::{Exit, ForeignMark};
 use crate::sglang::message::{Backend, KvPoll, Releases};
@@ -40,17 +40,36 @@ pub(crate) enum Sent {
     Unknown,
     /// The peer's kernel has it.
     Acknowledged(Mono),
-    /// The peer's kernel had not acknowledged it when last looked, with when it was sent and how often again.
-    Waiting { sent: Mono, again: Option<AgainFact> },
+    /// The peer's kernel had not acknowledged it when last looked, with when it was sent, when that was, and how often it was sent
+    /// again.
+    Waiting { sent: Mono, read: Mono, again: Option<AgainFact> },
     /// Its connection ended before the peer's kernel had it.
     Lost { sent: Mono, at: Mono, error: u32 },
 }
+
+impl Sent {
+    /// Since when it is known that the peer's kernel will not have it by itself: it was sent again after the floor, and that was
+    /// not acknowledged either; or nothing was for the ceiling. Retransmissions come ever more rarely, each after twice the time
+    /// (RFC 6298, 5.5), so that one from before tells nothing of a network that has come back since.
+    pub(crate) fn undeliverable(self, limits: &Limits) -> Option<Mono> {
+        let Self::Waiting { sent, read, again } = self else { return None };
+        let late = sent.plus(limits.floor);
+        let tried = again.into_iter().flat_map(|a| a.last).filter(|at| *at >= late).map(|at| at.plus(ANSWER));
+        tried.chain([sent.plus(limits.ceiling)]).filter(|at| read >= *at).min()
+    }
+}
+
+/// A retransmission that arrives is acknowledged within this: the longest way around the world, and 200 ms for an acknowledgement
+/// that is put off (`TCP_DELACK_MAX`, Linux, `include/net/tcp.h`).
+const ANSWER: u64 = SECOND;
 
 /// Retransmissions of a message that the peer's kernel does not take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct AgainFact {
     pub(crate) since: Mono,
     pub(crate) count: u32,
+    /// The last one and the one before, not later than they were.
+    pub(crate) last: [Mono; 2],
 }
 
 /// What the prefill rank did with other rooms.

@@ -265,7 +265,9 @@ fn transport(f: &Facts) -> Option<Judgement> {
         return Some(lost.act_on(Who::Decode).ends(waiting_timer(f)).since(at).done(f));
     }
     if let Sent::Waiting { .. } = f.status_sent {
-        return Some(lost.act_on(Who::Decode).ends(waiting_timer(f)).done(f));
+        // TCP may yet deliver it: `judge_threads::not_delivered`.
+        let late = Draft::new(Class::StatusLost, Confidence::Possible, Who::Prefill, Some(Kind::Status));
+        return Some(late.act_on(Who::Decode).ends(waiting_timer(f)).done(f));
     }
     None
 }

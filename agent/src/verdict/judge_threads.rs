@@ -5,7 +5,7 @@
 use crate::event::Mono;
 use crate::rooms::model::{Phase, Role};
 use crate::sglang::message::{Backend, Kind, Release};
-use crate::verdict::facts::{AgainFact, Facts, LostFact, Sent, ThreadFact, UnreadFact, Was};
+use crate::verdict::facts::{Facts, LostFact, Sent, ThreadFact, UnreadFact, Was};
 use crate::verdict::judge::{
     Draft, Judgement, SILENT_RANK, SILENT_SESSION, Who, bootstrap_applies, bootstrap_timer, queued, separate,
     waiting_timer,
@@ -46,14 +46,10 @@ pub(crate) fn seen(f: &Facts) -> Option<Judgement> {
     unread(f).or(dead).or_else(|| stalled(f))
 }
 
-/// The peer's kernel does not take a message. A network that is away for a while delivers it by itself: what was sent again for the
-/// floor is not late but lost, as long as it lasts.
+/// The peer's kernel does not take a message. A network that is away for a while delivers it by itself, when TCP next sends it:
+/// [`Sent::undeliverable`].
 fn not_delivered(f: &Facts) -> Option<Judgement> {
-    let lasts = |a: AgainFact| f.now.since(a.since) >= f.limits.floor;
-    let stuck = |sent: Sent| match sent {
-        Sent::Waiting { again: Some(a), .. } if lasts(a) => Some(a.since),
-        _ => None,
-    };
+    let stuck = |sent: Sent| sent.undeliverable(&f.limits);
     // A view of prefill that is over leaves it to decode's to say.
     let told = if f.role == Role::Prefill || f.has_prefill { stuck(f.status_sent) } else { None };
     if let Some(at) = told {

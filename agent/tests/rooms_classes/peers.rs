@@ -58,7 +58,7 @@ fn a_status_whose_delivery_nobody_can_tell_closes_after_a_second() {
 }
 
 #[test]
-fn a_status_that_stays_unacknowledged_is_likely_lost() {
+fn a_status_that_stays_unacknowledged_is_lost_likely_after_a_minute() {
     let mut w = world(Sees::Prefill);
     let (p, d) = (prefill(0), decode(0));
     w.metadata(ROOM, &d, &p);
@@ -71,10 +71,14 @@ fn a_status_that_stays_unacknowledged_is_likely_lost() {
     assert_eq!(w.outcomes(ROOM), []);
     w.to(11_200);
     let v = w.verdict(ROOM);
-    assert_eq!((v.class, v.confidence), (Class::StatusLost, Confidence::Likely));
+    assert_eq!((v.class, v.confidence), (Class::StatusLost, Confidence::Possible), "TCP may yet deliver it");
+    w.to(61_000);
+    w.acknowledge(&p, &d, una);
+    w.wait(1100);
+    assert_eq!(w.verdict(ROOM).confidence, Confidence::Likely);
     let una = w.sent_to(&p, &d);
     w.acknowledge(&p, &d, una);
-    assert_eq!(w.names(ROOM), ["room_pinned", "room_closed"]);
+    assert_eq!(w.names(ROOM), ["room_pinned", "verdict_changed", "room_closed"]);
 }
 
 #[test]

@@ -21,8 +21,22 @@ pub(crate) fn black_hole(sees: Sees) -> (World, u32) {
     (w, una)
 }
 
+/// Asks once a second, as the agent does, and finds nothing acknowledged beyond `una`.
+fn ask_until(w: &mut World, from: &Rank, to: &Rank, una: u32, ms: u64) {
+    let socket = w.end(from, to, Direction::Sent).socket;
+    let write = w.sent_to(from, to);
+    while w.now_s() + 1.0 <= ms as f64 / 1e3 {
+        w.wait(1000);
+        let sequence = Sequence { write, una, copied: 1, rcv_nxt: 1 };
+        let stand = Stand { state: TcpState::Established, sequence, sent: write, retransmits: 0 };
+        let at = w.mono();
+        w.input(&Input::Stand { at, socket, stand });
+    }
+    w.to(ms);
+}
+
 #[test]
-fn a_status_into_a_black_hole_is_likely_lost_after_the_floor() {
+fn a_status_into_a_black_hole_is_likely_lost_once_sent_again_after_the_floor() {
     let (mut w, una) = black_hole(Sees::Prefill);
     let (p, d) = (prefill(0), decode(0));
     // As the kernel does it: 0.2 s, 0.6 s, 1.4 s, 3 s after the message.
@@ -30,25 +44,78 @@ fn a_status_into_a_black_hole_is_likely_lost_after_the_floor() {
         w.to(ms);
         again(&mut w, &p, &d, una);
     }
-    w.to(11_900);
+    ask_until(&mut w, &p, &d, una, 11_900);
     assert!(
         w.pin(ROOM).is_none(),
         "a network that is away for a while delivers it by itself: {:?}",
         w.pin(ROOM)
     );
     assert_eq!(w.outcomes(ROOM), [], "nor over");
-    w.to(12_500);
-    let (_, v) = w.pin(ROOM).unwrap();
-    assert_eq!((v.class, v.confidence), (Class::StatusLost, Confidence::Likely));
-    assert!(says(v, "has not acknowledged the STATUS") && says(v, "5 retransmissions"), "{:?}", v.evidence);
-    assert_eq!(v.act_on.as_ref().unwrap().role, Some(Role::Decode));
-    w.to(15_000);
+    // It is overdue; that it was not acknowledged is from before, and the network may be back.
+    ask_until(&mut w, &p, &d, una, 14_600);
+    let v = w.verdict(ROOM);
+    assert_eq!((v.class, v.confidence), (Class::StatusLost, Confidence::Possible));
     again(&mut w, &p, &d, una);
+    ask_until(&mut w, &p, &d, una, 15_500);
+    assert_eq!(w.verdict(ROOM).confidence, Confidence::Possible, "its acknowledgement may be on its way");
+    ask_until(&mut w, &p, &d, una, 17_700);
+    let v = w.verdict(ROOM);
+    assert_eq!((v.class, v.confidence), (Class::StatusLost, Confidence::Likely));
+    assert!(says(&v, "has not acknowledged the STATUS") && says(&v, "6 retransmissions"), "{:?}", v.evidence);
+    assert!(says(&v, "the last at +14.579 s"), "{:?}", v.evidence);
+    assert_eq!(v.act_on.as_ref().unwrap().role, Some(Role::Decode));
+    // The next one takes nothing back.
+    w.to(27_400);
+    again(&mut w, &p, &d, una);
+    w.wait(500);
+    assert_eq!(w.verdict(ROOM).confidence, Confidence::Likely);
     // The kernel gives up.
     w.state(&p, &d, Direction::Sent, TcpState::Established, TcpState::Close, 110);
     let v = w.verdict(ROOM);
     assert_eq!((v.class, v.confidence), (Class::StatusLost, Confidence::Certain));
     assert!(says(&v, "timed out"));
+}
+
+/// The network is back after 9 s; TCP, which waits ever longer, sends again 12.6 s after the message.
+#[test]
+fn a_network_that_is_back_before_tcp_tries_again_pages_nobody() {
+    let (mut w, una) = black_hole(Sees::Prefill);
+    let (p, d) = (prefill(0), decode(0));
+    for ms in [2200, 2600, 3400, 5000, 8200] {
+        w.to(ms);
+        again(&mut w, &p, &d, una);
+    }
+    ask_until(&mut w, &p, &d, una, 14_600);
+    again(&mut w, &p, &d, una);
+    w.wait(150);
+    let end = w.sent_to(&p, &d);
+    w.acknowledge(&p, &d, end);
+    w.never_paged(ROOM);
+    assert_eq!(w.outcomes(ROOM), [Outcome::Success]);
+}
+
+/// A second outage with nothing acknowledged in between: the kernel begins with the long wait it ended with.
+#[test]
+fn one_retransmission_after_the_floor_is_enough_and_none_for_a_minute_is_too() {
+    for again_at in [Some(26_000), None] {
+        let mut w = world(Sees::Decode);
+        let (p, d) = (prefill(0), decode(0));
+        let una = w.sent_to(&d, &p);
+        w.acknowledge(&d, &p, una);
+        w.metadata(ROOM, &d, &p);
+        ask_until(&mut w, &d, &p, una, 26_000);
+        let v = w.verdict(ROOM);
+        assert_eq!((v.class, v.confidence), (Class::AwaitingPrefill, Confidence::Possible));
+        if again_at.is_some() {
+            again(&mut w, &d, &p, una);
+        }
+        ask_until(&mut w, &d, &p, una, 29_000);
+        let class = if again_at.is_some() { Class::StaleEndpoint } else { Class::AwaitingPrefill };
+        assert_eq!(w.class(ROOM), Some(class));
+        ask_until(&mut w, &d, &p, una, 62_000);
+        let v = w.verdict(ROOM);
+        assert_eq!((v.class, v.confidence), (Class::StaleEndpoint, Confidence::Likely), "{again_at:?}");
+    }
 }
 
 #[test]
@@ -130,11 +197,15 @@ fn progress_starts_the_clock_of_retransmissions_anew() {
     let (p, d) = (prefill(0), decode(0));
     w.to(2200);
     again(&mut w, &p, &d, una);
-    w.to(2900);
+    w.to(12_500);
+    again(&mut w, &p, &d, una);
+    // The first byte went through.
+    ask_until(&mut w, &p, &d, una + 50, 15_000);
+    let v = w.verdict(ROOM);
+    assert_eq!((v.class, v.confidence), (Class::StatusLost, Confidence::Possible));
+    assert!(!says(&v, "retransmission"), "{:?}", v.evidence);
     again(&mut w, &p, &d, una + 50);
-    w.to(12_000);
-    assert!(w.pin(ROOM).is_none(), "the first byte went through");
-    w.to(13_200);
+    ask_until(&mut w, &p, &d, una + 50, 17_500);
     let v = w.verdict(ROOM);
     assert_eq!((v.class, v.confidence), (Class::StatusLost, Confidence::Likely));
 }
@@ -150,9 +221,11 @@ fn metadata_into_a_half_open_connection_is_a_stale_endpoint() {
         w.to(ms);
         again(&mut w, &d, &p, una);
     }
-    w.to(9900);
+    ask_until(&mut w, &d, &p, una, 9900);
     assert!(w.pin(ROOM).is_none(), "{:?}", w.pin(ROOM));
-    w.to(10_500);
+    w.to(12_800);
+    again(&mut w, &d, &p, una);
+    ask_until(&mut w, &d, &p, una, 15_000);
     let v = w.verdict(ROOM);
     assert_eq!((v.class, v.confidence), (Class::StaleEndpoint, Confidence::Likely));
     assert!(says(&v, "has not acknowledged the METADATA"), "{:?}", v.evidence);
@@ -177,11 +250,11 @@ fn an_abort_into_a_half_open_connection(sees: Sees) {
     w.acknowledge(&d, &p, una);
     w.to(1000);
     w.give_up(ROOM, &d, &p, Some(1), false);
-    for ms in [1200, 1600, 2400] {
+    for ms in [1200, 1600, 2400, 13_800] {
         w.to(ms);
         again(&mut w, &d, &p, una);
     }
-    w.to(11_500);
+    ask_until(&mut w, &d, &p, una, 16_000);
     let v = w.verdict(ROOM);
     assert_eq!((v.class, v.confidence), (Class::StaleEndpoint, Confidence::Likely));
     assert!(says(&v, "has not acknowledged the ABORT"), "{:?}", v.evidence);
@@ -202,21 +275,27 @@ fn a_stand_says_what_a_retransmission_says() {
     let (p, d) = (prefill(0), decode(0));
     let socket = w.end(&p, &d, Direction::Sent).socket;
     let write = w.sent_to(&p, &d);
-    for ms in [2500, 3600] {
+    let stands = |w: &mut World, ms, una, retransmits| {
         w.to(ms);
         let sequence = Sequence { write, una, copied: 1, rcv_nxt: 1 };
-        let stand = Stand { state: TcpState::Established, sequence, sent: write, retransmits: 3 };
+        let stand = Stand { state: TcpState::Established, sequence, sent: write, retransmits };
         let at = w.mono();
         w.input(&Input::Stand { at, socket, stand });
+    };
+    for (ms, retransmits) in [(2500, 1), (3600, 2), (11_800, 3), (12_800, 4), (13_800, 4)] {
+        stands(&mut w, ms, una, retransmits);
     }
-    w.to(12_800);
+    w.wait(1100);
+    // The fourth may have been sent before 10 s were over.
+    assert_eq!(w.verdict(ROOM).confidence, Confidence::Possible);
+    for (ms, retransmits) in [(15_000, 5), (16_000, 5)] {
+        stands(&mut w, ms, una, retransmits);
+    }
+    w.wait(1100);
     let v = w.verdict(ROOM);
     assert_eq!((v.class, v.confidence), (Class::StatusLost, Confidence::Likely));
-    assert!(says(&v, "3 retransmissions"));
-    let sequence = Sequence { write, una: write, copied: 1, rcv_nxt: 1 };
-    let stand = Stand { state: TcpState::Established, sequence, sent: write, retransmits: 0 };
-    let at = w.mono();
-    w.input(&Input::Stand { at, socket, stand });
+    assert!(says(&v, "5 retransmissions"));
+    stands(&mut w, 17_500, write, 0);
     assert_eq!(w.outcomes(ROOM), [Outcome::Success]);
 }
 
