@@ -4,10 +4,11 @@
 //! `None`, never zero.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::rooms::model::{EngineGauges, Role};
+use crate::rooms::model::{EngineGauges, FRESH, Role};
 use crate::sglang::message::Release;
 use crate::verdict::known::parse;
 
@@ -20,10 +21,6 @@ const MAX_VERSION: usize = 64;
 /// First release whose `/v1/loads` tells the state of the moment also while the engine stands still (facts of SGLang 0.5.23:
 /// `managers/load_snapshot.py`; before, the counts can be those of the last batch).
 const LIVE_FROM: Release = Release::new(0, 5, 19, 0);
-
-/// A count is of the moment if its scheduler wrote it so shortly before the answer, seconds. One that only waits for transfers writes
-/// twenty times a second (`LOAD_STALL_REFRESH_S`, `managers/scheduler.py` of SGLang 0.5.23); one that computes or is paused writes when that is over.
-const FRESH_S: f64 = 5.0;
 
 /// Reads the answer of `/v1/loads` (SGLang 0.5.8 to 0.5.23, `entrypoints/v1_loads.py`): one entry per data-parallel rank,
 /// tensor-parallel ranks are not told apart.
@@ -51,7 +48,8 @@ pub(super) fn loads(body: &[u8]) -> Result<EngineGauges, String> {
         add_load(&mut gauges, load);
         let written = load.get("timestamp").and_then(Value::as_f64);
         let age = answered.zip(written).map(|(answered, written)| answered - written);
-        gauges.stale |= !age.is_some_and(|age| age.abs() < FRESH_S);
+        let fresh = Duration::from_nanos(FRESH).as_secs_f64();
+        gauges.stale |= !age.is_some_and(|age| age.abs() < fresh);
     }
     gauges.inflight_by_dp.sort_unstable();
     Ok(gauges)

@@ -180,6 +180,7 @@ impl RoomTable {
     /// Looks at a room because something is due.
     pub(crate) fn assess(&mut self, slot: u32, now: Mono, out: &mut Vec<Event>) {
         self.notice_gone(slot);
+        self.forget_unsent(slot);
         let Some(room) = self.rooms.get(slot) else { return };
         let views = room.views();
         self.note_phases(slot, views);

@@ -100,6 +100,7 @@ impl RoomTable {
             stall: if role == Role::Prefill { self.stall(prefill) } else { None },
             unread_prefill: self.unread_at(prefill, now),
             unread_decode: self.unread_at(decode, now),
+            unsent: role == Role::Prefill && room.links.iter().any(Link::is_unsent),
             refused: self.peers.get(decode).and_then(|e| e.refused),
             connecting: self.peers.get(decode).and_then(|e| e.connecting),
             decode_reached: self.peers.get(decode).is_some_and(|e| e.reached),
@@ -110,6 +111,7 @@ impl RoomTable {
             may_compute,
             wrote,
             decode_wrote,
+            decode_may_be_paused: self.decode_may_be_paused(room, decode_wrote),
             spans: crate::rooms::spans::facts(room),
             gpu: if role == Role::Prefill {
                 self.gpu_facts(room, prefill, since)
@@ -123,7 +125,7 @@ impl RoomTable {
     }
 
     /// Whether this room's Success is on the wire.
-    fn says_success(&self, room: &Room) -> bool {
+    pub(crate) fn says_success(&self, room: &Room) -> bool {
         let says = |id| self.peers.prefill(id).is_some_and(|p| p.says_success);
         success_on_wire(room.backend, room.releases)
             || says(room.home.0)
@@ -321,7 +323,7 @@ impl RoomTable {
         self.sent(a.delivery, a.at, a.on)
     }
 
-    fn lost(&self, id: EndpointId, opened_at: Mono) -> Option<LostFact> {
+    pub(crate) fn lost(&self, id: EndpointId, opened_at: Mono) -> Option<LostFact> {
         let e = self.peers.get(id)?;
         // Of the process that this room began with: where it was, another may listen now.
         if let Some(x) = e.exited.filter(|x| x.at >= opened_at) {

@@ -703,6 +703,7 @@ impl Link {
             told: None,
             heard: None,
             deaf: false,
+            unsent: false,
             metadata_delivery: Delivery::Unknown,
             status_delivery: Delivery::Unknown,
             metadata_on: None,

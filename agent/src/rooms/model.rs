@@ -6,7 +6,9 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
-use crate::event::{Addresses, Direction, Mono, SocketId, Stand, StateChange, Task, TaskEvent, Trouble};
+use crate::event::{
+    Addresses, Direction, Mono, SECOND, SocketId, Stand, StateChange, Task, TaskEvent, Trouble,
+};
 use crate::gpu::model::{Reading, Trouble as GpuTrouble};
 use crate::gpu::windows::{Computing, Link, Stretch, Window};
 use crate::http::event as web;
@@ -411,6 +413,11 @@ pub struct PodName {
     /// Container; `None`: the kubelet had to cut it.
     pub container: Option<String>,
 }
+
+/// A count is of the moment if its scheduler wrote it so shortly before the answer, nanoseconds. One that only waits for transfers
+/// writes twenty times a second (`LOAD_STALL_REFRESH_S`, `managers/scheduler.py` of SGLang 0.5.23); one that computes or is paused
+/// writes when that is over.
+pub const FRESH: u64 = 5 * SECOND;
 
 /// Numbers of one engine at one moment (`/v1/loads` or `/metrics`).
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

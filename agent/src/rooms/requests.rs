@@ -103,7 +103,9 @@ impl RoomTable {
             }
             RequestStep::OutOfSight => {
                 let engine = self.engine_of(connection, server);
-                self.blind(engine, at);
+                if let Some(e) = self.engines.get_mut(engine) {
+                    e.out_of_sight(at, at);
+                }
                 self.out_of_sight(at, key, out);
             }
             RequestStep::Control { call, status } => self.control_call(at, connection, server, call, status),

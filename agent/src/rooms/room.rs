@@ -10,7 +10,7 @@ use crate::event::{Direction, Mono, SocketId};
 use crate::rooms::gpus::Move;
 use crate::rooms::model::{Completeness, Outcome, Phase, Role, RoomBatches};
 use crate::rooms::peers::{EndpointId, NONE, PairId, SessionId};
-use crate::rooms::requests::legs::{Leg, RoomRequest};
+use crate::rooms::requests::legs::RoomRequest;
 use crate::rooms::spans::Scheduled;
 use crate::sglang::message::{Backend, Kind, KvPoll, Releases};
 use crate::verdict::judge::Judgement;
@@ -107,6 +107,10 @@ pub(crate) struct Link {
     /// The thread of this decode rank that takes STATUS in was dead when it came: it waits on (see `rooms::deaf`).
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) deaf: bool,
+    /// Prefill has answered its request, so it is done with the room, and no STATUS was seen to leave while no connection to this
+    /// decode rank stood.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) unsent: bool,
     #[serde(default, skip_serializing_if = "Delivery::is_unknown")]
     pub(crate) metadata_delivery: Delivery,
     #[serde(default, skip_serializing_if = "Delivery::is_unknown")]
@@ -127,6 +131,11 @@ impl Link {
     /// Whether this prefill rank owes anything.
     pub(crate) const fn owes(&self) -> bool {
         !matches!(self.dummy, Some(true))
+    }
+
+    /// Whether its STATUS has not left prefill, which is done with the room.
+    pub(crate) const fn is_unsent(&self) -> bool {
+        self.unsent && self.told.is_none() && self.heard.is_none()
     }
 
     /// When the METADATA was first seen.
@@ -439,14 +448,15 @@ impl Room {
             let phase = if lost { Phase::Conclude } else { Phase::Done };
             return p(phase, last_told, KvPoll::Success, terminal);
         }
-        if let Some((at, outcome)) = self.leg(Role::Prefill).filter(|l| l.here).and_then(Leg::over) {
-            // Prefill answers when its side of the room has ended, and aborts it when its client hangs up.
+        if let Some((at, outcome)) = self.prefill_answered() {
+            if outcome == Outcome::Success && self.waits_for_what_is_unsent() {
+                return match aborted {
+                    Some(a) => p(Phase::Done, a.at, KvPoll::Failed, Some(Outcome::Failed)),
+                    None if self.prefill_gone => p(Phase::Done, at, KvPoll::Failed, Some(Outcome::Unknown)),
+                    None => p(Phase::Conclude, at, KvPoll::Success, None),
+                };
+            }
             return p(Phase::Done, at, ended_as(outcome), Some(outcome));
-        }
-        let answers = |l: &&Leg| l.here && l.alone && l.is_open();
-        if let Some(at) = self.leg(Role::Prefill).filter(answers).and_then(|l| l.seen.first_byte) {
-            // It answers, so it has done with the room: see `RoomRequest::holds`.
-            return p(Phase::Done, at, KvPoll::Success, Some(Outcome::Success));
         }
         let state = if complete { KvPoll::WaitingForInput } else { KvPoll::Bootstrapping };
         if self.prefill_gone {
@@ -471,6 +481,21 @@ impl Room {
             (_, Some(at)) if got == 0 => p(Phase::Bootstrap, at, KvPoll::WaitingForInput, None),
             _ => p(Phase::Bootstrap, self.opened_at, state, None),
         }
+    }
+
+    /// When prefill, on this host, was done with the room, as its answer to the request shows, and how. It answers when its side has
+    /// ended, and aborts the room when its client hangs up; an answer that begins: see `RoomRequest::holds`.
+    pub(crate) fn prefill_answered(&self) -> Option<(Mono, Outcome)> {
+        let leg = self.leg(Role::Prefill).filter(|l| l.here)?;
+        let answers = || leg.seen.first_byte.filter(|_| leg.alone && leg.is_open());
+        leg.over().or_else(|| answers().map(|at| (at, Outcome::Success)))
+    }
+
+    /// Whether a decode rank that has neither gone nor ended the room waits for a STATUS that cannot have left.
+    fn waits_for_what_is_unsent(&self) -> bool {
+        self.links.iter().any(Link::is_unsent)
+            && !self.decode_gone
+            && !(self.has_decode && self.decode_progress().terminal.is_some())
     }
 
     fn decode_progress(&self) -> Progress {

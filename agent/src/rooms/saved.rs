@@ -319,7 +319,7 @@ impl RoomTable {
         saver.saved.left_out = self.rooms.len().saturating_sub(saver.saved.rooms.len()) as u64;
         let tombs = self.numbers.newest(MAX_TOMBS).into_iter();
         saver.saved.closed = tombs.map(|(room, t)| (room, t.incarnation, t.closed_at)).collect();
-        saver.saved.engines = self.engines.save();
+        saver.saved.engines = self.engines.save(self.started.unwrap_or(self.now));
         saver.saved.engine_processes = self.engines.save_processes();
         saver.saved.bootstraps = self.http.bootstraps.save();
         saver.saved.gpus = self.gpus.known.save();
@@ -535,7 +535,7 @@ impl RoomTable {
         table.returning = true;
         let SavedRooms { endpoints, sessions, pairs, connections, rooms, closed, .. } = saved;
         let alive = |pid: u32| survivors.alive.contains(&pid);
-        table.engines.restore(saved.engines, &saved.engine_processes, alive);
+        table.engines.restore(saved.engines, &saved.engine_processes, away, alive);
         table.http.bootstraps.restore(saved.bootstraps, away);
         table.gpus.known = Gpus::restore(saved.gpus, away.from, alive);
         for (room, incarnation, closed_at) in closed.into_iter().take(MAX_TOMBS) {

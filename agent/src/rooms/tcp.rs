@@ -151,7 +151,8 @@ impl RoomTable {
         let limits = self.config.limits();
         let concerned = |a: &&Awaited| {
             let waits = Sent::Waiting { sent: a.at, read, again };
-            matches!(a.kind, Kind::Status | Kind::Metadata | Kind::Abort) && waits.undeliverable(&limits).is_some()
+            matches!(a.kind, Kind::Status | Kind::Metadata | Kind::Abort)
+                && waits.undeliverable(&limits).is_some()
         };
         let rooms: SmallVec<[(u32, u32); 4]> =
             k.awaited().filter(concerned).take(MAX_LOOKS).map(|a| (a.slot, a.generation)).collect();

@@ -13,6 +13,8 @@ const REQUEST: &str = "the request at prefill's HTTP port: still open, ended, or
 const LOADS: &str = "prefill's queue counts and progress counters (/v1/loads): waiting, computing, or still";
 const THREADS: &str = "prefill's threads: the receive or transfer thread gone while the process lives";
 
+const PAUSED: &str = "whoever runs decode: whether it was told to pause (POST /pause_generation, a weight update) while no agent looked";
+
 const fn reading(
     class: Class,
     modes: &'static [&'static str],
@@ -33,7 +35,10 @@ pub(crate) fn candidates(f: &Facts, j: &Judgement) -> Vec<Candidate> {
     let mut list = match j.class {
         Class::ReceiverSilent if j.owes == Who::Decode && f.thread.is_some() => decode_takes_nothing_in(),
         // Its scheduler writes nothing: no queue is worked off, whatever it was that it last counted.
-        Class::EngineStalled if j.owes == Who::Decode && f.unread_decode.is_none() => missing(),
+        Class::EngineStalled if j.owes == Who::Decode && f.unread_decode.is_none() => {
+            let paused = f.decode_may_be_paused.then(|| reading(Class::Paused, &["M34"], D, PAUSED));
+            paused.into_iter().chain(missing()).collect()
+        }
         Class::ReceiverSilent | Class::EngineStalled if j.owes == Who::Decode => decode_reads_nothing(),
         Class::TransferNotConcluded
         | Class::EngineStalled

@@ -208,6 +208,7 @@ fn progress(f: &Facts, j: &Judgement, lines: &mut Vec<String>) {
 
 fn phase_words(f: &Facts) -> &'static str {
     match f.phase {
+        Phase::Conclude if f.unsent => "no STATUS seen to leave since prefill answered its request",
         Phase::Conclude if f.request.held => "the request open since the last STATUS of the ranks here",
         Phase::Bootstrap => "METADATA incomplete",
         Phase::Transfer => "no STATUS since METADATA was complete",

@@ -411,6 +411,8 @@ pub(crate) struct Facts {
     pub(crate) stall: Option<StallFact>,
     pub(crate) unread_prefill: Option<UnreadFact>,
     pub(crate) unread_decode: Option<UnreadFact>,
+    /// Prefill has answered its request, so it is done with the room, and a STATUS cannot have left: no connection to decode stood.
+    pub(crate) unsent: bool,
     /// A connect to decode's endpoint failed and none has succeeded since.
     pub(crate) refused: Option<(Mono, u32)>,
     /// Since when a connect of prefill to it is under way that nobody answers.
@@ -431,6 +433,8 @@ pub(crate) struct Facts {
     pub(crate) wrote: Option<Mono>,
     /// The same of decode's.
     pub(crate) decode_wrote: Option<Mono>,
+    /// A call that stood decode still can have passed unseen since then.
+    pub(crate) decode_may_be_paused: bool,
     /// Prefill's scheduler, by its spans.
     pub(crate) spans: SpanFacts,
     /// GPUs.

@@ -280,7 +280,7 @@ pub(crate) fn unanswered_connect(f: &Facts) -> Option<Mono> {
 
 /// When the endpoint that waits for a STATUS last refused the connect that was to bring it, or let it go without an answer.
 fn unreachable(f: &Facts) -> Option<Mono> {
-    let refused = f.refused.map(|(at, _)| at).filter(|at| *at >= f.opened_at);
+    let refused = f.refused.map(|(at, _)| at).filter(|at| *at >= f.opened_at || f.unsent);
     let at = refused.or_else(|| unanswered_connect(f).map(|at| at.plus(f.limits.floor).max(f.since)))?;
     // Nobody is left who waits: `lost_peer`. Where its port alone is closed, the process may live.
     let before_pin = |at: Mono| at >= f.opened_at && f.pinned_since.is_none_or(|p| at < p);
@@ -290,7 +290,7 @@ fn unreachable(f: &Facts) -> Option<Mono> {
     }
     // An endpoint that was reached before may be again by the time that prefill has a STATUS for it (libzmq reconnects
     // up to 0.5.13).
-    let told = !f.told.is_empty() || !matches!(f.status_sent, Sent::Unknown);
+    let told = f.unsent || !f.told.is_empty() || !matches!(f.status_sent, Sent::Unknown);
     (told || !f.decode_reached).then_some(at)
 }
 
@@ -375,8 +375,8 @@ fn concluding(f: &Facts) -> Judgement {
     let late = f.running() >= f.limits.ceiling.max(f.threshold);
     // No queueing and no computing is left once one rank has concluded: the ceiling excludes both.
     let confidence = if late { Confidence::Likely } else { Confidence::Possible };
-    if f.untold.is_empty() {
-        // Prefill has told all; decode, on this host too, has not heard.
+    if f.untold.is_empty() || f.unsent {
+        // Prefill has told all; decode, on this host too, has not heard. Or what it has to tell has not left.
         let j = Draft::new(Class::StatusLost, confidence, Who::Prefill, Some(Kind::Status));
         return j.act_on(Who::Decode).ends(waiting_timer(f)).done(f);
     }
@@ -394,12 +394,22 @@ fn waiting(f: &Facts) -> Judgement {
         if f.missing.is_empty() { Class::AwaitingPrefill } else { return metadata_incomplete(f) }
     } else {
         match separate(f) {
+            _ if refuses_for_good(f) => {
+                let j = Draft::new(Class::StatusLost, Confidence::Possible, Who::Prefill, Some(Kind::Status));
+                return j.act_on(Who::Decode).ends(waiting_timer(f)).done(f);
+            }
             Class::TransferNotConcluded if ignores_abort(f) => Class::AbortIgnored,
             class => class,
         }
     };
     let j = Draft::new(class, Confidence::Possible, Who::Prefill, Some(Kind::Status));
     j.ends(waiting_timer(f)).done(f)
+}
+
+/// Whether decode's endpoint refused before this room, and was never reached: prefill's socket to it does not connect anew (from
+/// 0.5.14), so that nothing leaves for it, nor is seen to be tried.
+fn refuses_for_good(f: &Facts) -> bool {
+    f.refused.is_some() && !f.decode_reached && f.decode_lost.is_none()
 }
 
 /// Prefill has computed and asks decode where to put it, and decode does not say (M14). Decode may wait for room that others

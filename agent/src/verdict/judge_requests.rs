@@ -181,8 +181,8 @@ fn without_metadata(f: &Facts) -> Option<Judgement> {
         let confidence = if late { Confidence::Likely } else { Confidence::Possible };
         return Some(draft(Class::MetadataMissing, confidence, Who::Decode));
     }
-    if decode_stalled(f, begun) {
-        return Some(draft(Class::EngineStalled, Confidence::Likely, Who::Decode));
+    if let Some(confidence) = decode_stalled(f, begun) {
+        return Some(draft(Class::EngineStalled, confidence, Who::Decode));
     }
     // Decode takes pages for its requests in turn; later ones of which it has asked show that it has some.
     let passed = f.request.later_asked >= OVERTAKEN;
@@ -212,8 +212,8 @@ fn computed_without_metadata(f: &Facts) -> Option<Judgement> {
             if late { Confidence::Likely } else { Confidence::Possible },
         ));
     }
-    if decode_stalled(f, computed) {
-        return Some(draft(Class::EngineStalled, Confidence::Likely));
+    if let Some(confidence) = decode_stalled(f, computed) {
+        return Some(draft(Class::EngineStalled, confidence));
     }
     let [_, waiting] = f.request.waiting;
     let waits = waiting.is_some_and(|n| n > 0) && f.request.later_asked < OVERTAKEN;
@@ -221,13 +221,15 @@ fn computed_without_metadata(f: &Facts) -> Option<Judgement> {
 }
 
 /// Whether decode's scheduler stands still: its server answers, all the time since `since`, with numbers that it wrote before, and no
-/// step takes as long. It has asked for nothing since either.
-fn decode_stalled(f: &Facts, since: Mono) -> bool {
+/// step takes as long. It has asked for nothing since either. It may do so on purpose where a call that pauses it can have passed
+/// unseen.
+fn decode_stalled(f: &Facts, since: Mono) -> Option<Confidence> {
     let long = |at: Mono| f.now.since(at).saturating_sub(f.request.stood) >= f.limits.ceiling;
-    f.decode_wrote.is_some_and(long)
+    let stands = f.decode_wrote.is_some_and(long)
         && long(since)
         && f.request.later_asked == 0
-        && f.request.stopped.is_none()
+        && f.request.stopped.is_none();
+    stands.then_some(if f.decode_may_be_paused { Confidence::Possible } else { Confidence::Likely })
 }
 
 fn transfer(f: &Facts) -> Option<Judgement> {

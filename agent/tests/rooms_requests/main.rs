@@ -16,6 +16,7 @@ mod roles;
 mod rooms_support;
 mod stopped;
 mod threads;
+mod unsent;
 mod web;
 
 const ROOM: u64 = 9_000_000_000_000_000_001;

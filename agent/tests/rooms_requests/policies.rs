@@ -1,6 +1,7 @@
 //! Rooms before METADATA, with what decode's engine says of itself: policy `prefill_complete`, and a decode whose scheduler stands.
 
-use roomtrace::rooms::model::{EngineGauges, Input, Role};
+use roomtrace::rooms::model::{Away, EngineGauges, Input, Role};
+use roomtrace::rooms::{Config, RoomTable, SavedRooms, Survivors};
 use roomtrace::sglang::message::{Kind, KvPoll};
 use roomtrace::verdict::model::{Class, Confidence};
 
@@ -80,10 +81,13 @@ fn a_decode_whose_scheduler_stands_before_metadata_is_stalled() {
             computed()
         } else {
             let mut w = Web::new(Sees::Both);
+            w.wait(5100);
             w.request(Role::Prefill, ROOM);
             w.request(Role::Decode, ROOM);
             w
         };
+        // What it writes is from after the agent began to look.
+        w.wait(5100);
         decode_says(&mut w, 10, 1, false);
         // Its server goes on answering with what was written then.
         decode_says(&mut w, 50, 1, true);
@@ -98,6 +102,48 @@ fn a_decode_whose_scheduler_stands_before_metadata_is_stalled() {
         );
         assert_eq!((v.owed_by.unwrap().role, v.expected), (Some(Role::Decode), Some(Kind::Metadata)));
         assert!(v.evidence.iter().any(|e| e.contains("scheduler last wrote")), "{:?}", v.evidence);
+    }
+}
+
+/// Another agent goes on two seconds after this one.
+fn next_agent(w: &mut Web) {
+    let (from, saved) = (w.at(), serde_json::to_string(&w.table.save()).unwrap());
+    let saved: SavedRooms = serde_json::from_str(&saved).unwrap();
+    w.wait(2000);
+    let survivors = Survivors { alive: saved.processes().collect(), ..Survivors::default() };
+    let to = w.at();
+    w.table = RoomTable::restore(Config::default(), saved, Away { from, to }, &survivors);
+    let World { table, out, .. } = &mut w.world;
+    table.returned(|_| true, &[], to, out);
+}
+
+/// Decode was told to pause before the agent looked, or between two agents: its scheduler writes nothing then, as if it stood.
+#[test]
+fn a_decode_that_may_have_been_paused_unseen_pages_nobody() {
+    for how in ["before", "lost sight of", "between"] {
+        let mut w = Web::new(Sees::Both);
+        if how != "before" {
+            w.wait(20_000);
+        }
+        let other = w.request(Role::Decode, 5);
+        if how == "between" {
+            decode_says(&mut w, 10, 1, false);
+            next_agent(&mut w);
+            w.request(Role::Prefill, ROOM);
+            w.request(Role::Decode, ROOM);
+        } else {
+            w.request(Role::Prefill, ROOM);
+            w.request(Role::Decode, ROOM);
+            decode_says(&mut w, 10, 1, false);
+        }
+        if how == "lost sight of" {
+            w.out_of_sight(other);
+        }
+        decode_says(&mut w, 90, 1, true);
+        w.never_paged(ROOM);
+        let v = w.verdict(ROOM);
+        assert_eq!((v.class, v.confidence), (Class::EngineStalled, Confidence::Possible), "{how}");
+        assert_eq!(v.candidates.first().unwrap().class, Class::Paused, "{how} {:?}", v.candidates);
     }
 }
 

@@ -12,7 +12,7 @@ use crate::event::{Mono, SECOND, Task};
 use crate::rooms::engines::answers::Answers;
 use crate::rooms::engines::blind::Sight;
 use crate::rooms::engines::gauges::Counts;
-use crate::rooms::model::{EngineGauges, EngineNumbers, Role};
+use crate::rooms::model::{EngineGauges, EngineNumbers, FRESH, Role};
 use crate::rooms::requests::legs::RequestKey;
 
 /// Names an engine: its place among them, and above it how often that place was given to another.
@@ -102,6 +102,11 @@ impl Numbers {
     }
 }
 
+/// When numbers were written at the earliest that an answer of `at` gave as those of the moment.
+fn wrote_from(at: Mono) -> Mono {
+    Mono(at.0.saturating_sub(FRESH))
+}
+
 /// One engine.
 #[derive(Debug, Default)]
 pub(crate) struct Engine {
@@ -120,6 +125,8 @@ pub(crate) struct Engine {
     pub(crate) heard: Option<Mono>,
     /// When a request to it last may have passed unseen, or without its room.
     pub(crate) blind: Option<Mono>,
+    /// The last time in which a call to it may have passed unseen; `None`: none since the agent began to look.
+    pub(super) unseen: Option<(Mono, Mono)>,
     /// Open requests with a room in order of their beginning, with the slot of their first room.
     pub(crate) open: BTreeMap<(Mono, RequestKey), u32>,
     /// Beginnings of requests that finished, newest at the back.
@@ -193,6 +200,27 @@ impl Engine {
         self.followed = [self.followed, old.followed].into_iter().flatten().min();
         self.heard = [self.heard, old.heard].into_iter().flatten().min();
         self.blind = self.blind.max(old.blind);
+        if let Some((from, to)) = old.unseen {
+            self.out_of_sight(from, to);
+        }
+    }
+
+    /// Calls to it may have passed unseen from then to then. Only the last such time is kept, and with it what lies before as long
+    /// as its scheduler has not surely written its numbers in sight since.
+    pub(crate) fn out_of_sight(&mut self, from: Mono, to: Mono) {
+        let before = self
+            .unseen
+            .filter(|(_, to)| self.numbers.and_then(|n| n.fresh).is_none_or(|at| *to >= wrote_from(at)));
+        let (from, to) = before.map_or((from, to), |b| (from.min(b.0), to.max(b.1)));
+        self.unseen = Some((from, to));
+        self.blind = self.blind.max(Some(to));
+    }
+
+    /// Whether its scheduler may have been stood still, by a call that passed unseen, since it last wrote its numbers at `wrote`. One
+    /// that had written nothing for `long` before that call did not stand because of it. The agent looks since `started`.
+    pub(crate) fn may_be_paused(&self, wrote: Mono, long: u64, started: Mono) -> bool {
+        let (from, to) = self.unseen.unwrap_or((Mono(0), started));
+        to >= wrote_from(wrote) && from < wrote.plus(long)
     }
 
     /// Why it stands.

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::engine::{Engine, MAX_FINISHED, MAX_PAUSES, Numbers, keep};
 use super::{EngineId, Engines, MAX_PROCESSES};
 use crate::event::{Mono, Task};
-use crate::rooms::model::{EngineProcess, Role};
+use crate::rooms::model::{Away, EngineProcess, Role};
 
 /// Engines written down at most.
 const MAX_SAVED: usize = 256;
@@ -49,6 +49,9 @@ pub(crate) struct SavedEngine {
     clear: Vec<Mono>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     heard: Option<Mono>,
+    /// When calls to it may last have passed unseen.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    unseen: Option<(Mono, Mono)>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     numbers: Option<Numbers>,
 }
@@ -61,15 +64,15 @@ impl SavedEngine {
 }
 
 impl Engines {
-    /// Engines to write down, those that stand still first.
-    pub(crate) fn save(&self) -> Vec<SavedEngine> {
+    /// Engines to write down, those that stand still first. The agent looks since `started`.
+    pub(crate) fn save(&self, started: Mono) -> Vec<SavedEngine> {
         let known = |e: &&Engine| e.moved.is_none() && (e.pid.is_some() || e.address.is_some());
         let (standing, others): (Vec<_>, Vec<_>) =
             self.iter().filter(|(_, e)| known(e)).partition(|(_, e)| e.stopped.is_some());
-        standing.into_iter().chain(others).take(MAX_SAVED).map(|(id, e)| self.saved(id, e)).collect()
+        standing.into_iter().chain(others).take(MAX_SAVED).map(|(id, e)| self.saved(id, e, started)).collect()
     }
 
-    fn saved(&self, id: EngineId, e: &Engine) -> SavedEngine {
+    fn saved(&self, id: EngineId, e: &Engine, started: Mono) -> SavedEngine {
         let is_it = |to: EngineId| self.get(to).is_some_and(|e| e.id == id);
         let mut at =
             self.by_address.iter().filter(|(_, to)| is_it(**to)).map(|(at, _)| *at).collect::<Vec<_>>();
@@ -90,6 +93,7 @@ impl Engines {
             asked: e.asked.iter().copied().collect(),
             clear: e.clear.iter().copied().collect(),
             heard: e.heard,
+            unseen: e.unseen.or(Some((Mono(0), started))),
             numbers: e.numbers,
         }
     }
@@ -107,6 +111,7 @@ impl Engines {
         &mut self,
         engines: Vec<SavedEngine>,
         processes: &[EngineProcess],
+        away: Away,
         alive: impl Fn(u32) -> bool,
     ) {
         let lives = |p: &EngineProcess| alive(p.pid) && alive(p.server);
@@ -126,7 +131,8 @@ impl Engines {
             let Some(e) = self.get_mut(id) else { continue };
             e.role = e.role.or(saved.role);
             (e.task, e.stops, e.stopped, e.numbers) = (saved.task, saved.stops, saved.since, saved.numbers);
-            e.heard = saved.heard;
+            (e.heard, e.unseen) = (saved.heard, saved.unseen);
+            e.out_of_sight(away.from, away.to);
             e.pauses = saved.pauses.into_iter().take(MAX_PAUSES).collect();
             let rings =
                 [(&mut e.finished, saved.finished), (&mut e.asked, saved.asked), (&mut e.clear, saved.clear)];

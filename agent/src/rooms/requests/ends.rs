@@ -6,9 +6,10 @@ use smallvec::SmallVec;
 
 use crate::event::Mono;
 use crate::rooms::model::{Event, LegEnd, Outcome};
-use crate::rooms::peers::Concluded;
+use crate::rooms::peers::{Concluded, Endpoint, EndpointId};
 use crate::rooms::requests::Open;
 use crate::rooms::requests::legs::{Leg, RequestKey, RoomRequest};
+use crate::rooms::room::Link;
 use crate::rooms::table::RoomTable;
 
 impl RoomTable {
@@ -123,8 +124,44 @@ impl RoomTable {
         }
     }
 
+    /// Prefill has answered, so it has put its STATUS into its socket; one to a decode rank that refuses the connection, or lets it
+    /// go without an answer, is nowhere (M22, M23).
+    fn note_unsent(&mut self, slot: u32) {
+        let Some(room) = self.rooms.get(slot) else { return };
+        let done = room.has_prefill && room.prefill_answered().is_some_and(|(_, o)| o == Outcome::Success);
+        if !done || room.abort.is_some() || !self.says_success(room) || self.is_lossy(room) {
+            return;
+        }
+        let cannot_leave = |l: &Link| {
+            let untold = l.dummy == Some(false) && l.told.is_none() && l.heard.is_none();
+            let shut = |e: &Endpoint| e.refused.is_some() || e.connecting.is_some();
+            untold && l.received.is_some() && self.peers.get(l.decode).is_some_and(shut)
+        };
+        let unsent: SmallVec<[bool; 4]> =
+            room.links.iter().map(|l| cannot_leave(l) && !self.left(l.decode, room.opened_at)).collect();
+        if let Some(room) = self.rooms.get_mut(slot) {
+            room.links.iter_mut().zip(unsent).for_each(|(l, unsent)| l.unsent |= unsent);
+        }
+    }
+
+    /// Whoever was to get it is gone, and waits for nothing.
+    pub(crate) fn forget_unsent(&mut self, slot: u32) {
+        let Some(room) = self.rooms.get(slot).filter(|r| r.links.iter().any(|l| l.unsent)) else { return };
+        let left: SmallVec<[bool; 4]> =
+            room.links.iter().map(|l| self.left(l.decode, room.opened_at)).collect();
+        if let Some(room) = self.rooms.get_mut(slot) {
+            room.links.iter_mut().zip(left).for_each(|(l, left)| l.unsent &= !left);
+        }
+    }
+
+    /// Whether a peer's process is gone, as far as is known; that its port alone is closed says nothing of that.
+    fn left(&self, id: EndpointId, since: Mono) -> bool {
+        self.lost(id, since).is_some_and(|l| l.exit.is_some() || !l.listener)
+    }
+
     /// After a leg has moved on.
     pub(crate) fn request_moved(&mut self, slot: u32, at: Mono, out: &mut Vec<Event>) {
+        self.note_unsent(slot);
         let Some(room) = self.rooms.get(slot) else { return };
         let Some(r) = room.request.as_deref() else { return };
         let nothing_else = room.marks.is_empty() && !r.legs().any(Leg::is_open);

@@ -96,6 +96,14 @@ impl RoomTable {
         (may_compute, engines.map(|e| e.and_then(|e| e.wrote(now))))
     }
 
+    /// Whether decode's scheduler may have been stood still unseen since it last wrote its numbers at `wrote`: see
+    /// [`Engine::may_be_paused`].
+    pub(crate) fn decode_may_be_paused(&self, room: &Room, wrote: Option<Mono>) -> bool {
+        let [_, decode] = self.engines_of(room).map(|id| id.and_then(|id| self.engines.get(id)));
+        let started = self.started.unwrap_or(self.now);
+        decode.zip(wrote).is_some_and(|(e, wrote)| e.may_be_paused(wrote, self.config.ceiling, started))
+    }
+
     /// What the engines of this room said in numbers, from `from` to `to`.
     pub(crate) fn numbers_of(&self, room: &Room, from: Mono, to: Mono) -> Vec<EngineNumbers> {
         let engines = [Role::Prefill, Role::Decode].into_iter().zip(self.engines_of(room));
@@ -292,7 +300,7 @@ impl RoomTable {
         };
         if let Some(e) = self.engines.get_mut(own) {
             // For as long as the connection lives, and others like it will come.
-            e.blind = Some(Mono(u64::MAX));
+            e.out_of_sight(Mono(0), Mono(u64::MAX));
         }
     }
 }
