@@ -405,6 +405,8 @@ async fn a_receiver_cannot_make_the_counts_wrong() {
         let mut exports = started(to(format!("http://{}", receiver.grpc_here().await))).await;
         let counters = exports.counters();
         tell(&mut exports, [Event::Closed(closed(7).into())]);
+        let done = || counters.sent(Signal::Traces) + counters.dropped(Signal::Traces, Reason::Rejected);
+        until("an answer", || done() == 4).await;
         exports.shutdown(GRACE).await;
         assert_eq!(counters.dropped(Signal::Traces, Reason::Rejected), lost, "{rejected}");
         assert_eq!(counters.sent(Signal::Traces), 4 - lost, "{rejected}");

@@ -40,6 +40,10 @@ pub(crate) fn candidates(f: &Facts, j: &Judgement) -> Vec<Candidate> {
             paused.into_iter().chain(missing()).collect()
         }
         Class::ReceiverSilent | Class::EngineStalled if j.owes == Who::Decode => decode_reads_nothing(),
+        // Prefill has answered: that it queues, computes or is stuck is out.
+        Class::StatusLost if f.unsent => {
+            vec![reading(Class::PeerLost, &["M32"], D, "whether decode's process lives (GET /health)")]
+        }
         Class::TransferNotConcluded
         | Class::EngineStalled
         | Class::TransferWorkerSilent

@@ -51,6 +51,11 @@ fn a_status_that_cannot_leave_is_lost_although_prefill_has_answered() {
             "{how:?} {:?}",
             v.evidence
         );
+        assert_eq!(
+            readings(&v),
+            [Class::StatusLost, Class::PeerLost],
+            "prefill has answered: it neither queues nor computes"
+        );
         assert_eq!(v.act_on.as_ref().unwrap().endpoint, Some(decode(0).endpoint));
         assert!(v.evidence.iter().any(|e| e.contains("no STATUS seen to leave")), "{:?}", v.evidence);
         // Decode gives up.
