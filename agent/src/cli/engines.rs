@@ -29,6 +29,8 @@ pub(super) struct Engines {
     known: BTreeSet<u32>,
     /// Those that showed themselves by their messages and were looked for.
     looked_for: BTreeSet<u32>,
+    /// Pins that had been raised by the last turn.
+    pins: u64,
 }
 
 impl Engines {
@@ -47,7 +49,7 @@ impl Engines {
         let threads = engine::Engines::start(&settings)
             .inspect_err(|error| tracing::warn!(%error, "engine processes are not looked for"))
             .ok();
-        Self { threads, obstacle, known: BTreeSet::new(), looked_for: BTreeSet::new() }
+        Self { threads, obstacle, known: BTreeSet::new(), looked_for: BTreeSet::new(), pins: 0 }
     }
 
     /// Hands on what was found since the last turn.
@@ -73,6 +75,11 @@ impl Engines {
                 }
                 Report::Gauges(gauges) => pipeline.tell(&Input::Gauges { at, gauges: &gauges }),
             }
+        }
+        // What engines said before a room was overdue may be what keeps its verdict `possible`.
+        let pins = pipeline.rooms().pins_raised();
+        if std::mem::replace(&mut self.pins, pins) < pins {
+            threads.ask_soon();
         }
         if grew {
             // What the new ones have open already.

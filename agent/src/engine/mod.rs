@@ -39,6 +39,9 @@ const FRESH: Duration = Duration::from_mins(1);
 /// See [`FRESH`].
 const EVERY_FRESH: Duration = Duration::from_secs(5);
 
+/// The same when somebody wants to know, at the shortest.
+const EVERY_SOON: Duration = Duration::from_secs(1);
+
 /// Reports that wait at most.
 const REPORTS: usize = 4 * MAX_FOUND;
 
@@ -92,7 +95,7 @@ pub struct Standing {
 pub struct Engines {
     reports: Receiver<Report>,
     look: SyncSender<()>,
-    _asking: Option<SyncSender<()>>,
+    asking: Option<SyncSender<()>>,
     shared: Arc<Mutex<Shared>>,
 }
 
@@ -135,7 +138,7 @@ impl Engines {
             Scanner::new(&settings.proc, &settings.prefixes).with_pod_names(settings.pod_names.clone());
         let looker = Looker { scanner, told: BTreeMap::new(), shared: Arc::clone(&shared), reports: send };
         thread("roomtrace-look").spawn(move || looker.run(&looks))?;
-        Ok(Self { reports, look, _asking: asking, shared })
+        Ok(Self { reports, look, asking, shared })
     }
 
     /// What was found since the last call, in order.
@@ -147,6 +150,13 @@ impl Engines {
     pub fn look_soon(&self) {
         // One that waits already is enough.
         let _ = self.look.try_send(());
+    }
+
+    /// Asks every engine soon, whatever its turn: a verdict waits for what it says of this moment.
+    pub fn ask_soon(&self) {
+        if let Some(asking) = &self.asking {
+            let _ = asking.try_send(());
+        }
     }
 
     /// How the work stands.
@@ -244,10 +254,14 @@ struct Asked {
 
 impl Asked {
     /// Until the next question. One that hangs does not even take up the connections that wait for it, and the place for
-    /// those is bounded: it is asked ever more rarely, up to every 16 times as long.
-    fn pause(self, every: Duration) -> Duration {
-        let fresh = self.silent == 0 && self.at.duration_since(self.first) < FRESH;
-        let every = if fresh { every.min(EVERY_FRESH) } else { every };
+    /// those is bounded: it is asked ever more rarely, up to every 16 times as long, whoever wants to know `soon`.
+    fn pause(self, every: Duration, soon: bool) -> Duration {
+        let answers = self.silent == 0;
+        let every = match self.at.duration_since(self.first) < FRESH {
+            _ if answers && soon => every.min(EVERY_SOON),
+            true if answers => every.min(EVERY_FRESH),
+            _ => every,
+        };
         every.saturating_mul(1 << self.silent.saturating_sub(1).min(4))
     }
 }
@@ -260,14 +274,22 @@ struct Asker {
 }
 
 impl Asker {
-    fn run(self, ended: &Receiver<()>) {
+    /// Until nobody holds the other end of `wanted`, on which comes that an answer is wanted soon.
+    fn run(self, wanted: &Receiver<()>) {
         let mut asked: HashMap<u32, Asked> = HashMap::new();
-        while ended.recv_timeout(TURN) == Err(RecvTimeoutError::Timeout) {
+        let mut soon = None;
+        loop {
+            match wanted.recv_timeout(TURN) {
+                Ok(()) => soon = Some(Instant::now()),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
             let targets = with(&self.shared, |s| s.targets.clone());
             asked.retain(|pid, _| targets.iter().any(|t| t.pid == *pid));
             for target in targets {
                 let before = asked.get(&target.pid).copied();
-                if before.is_some_and(|a| a.at.elapsed() < a.pause(self.every)) {
+                let soon = soon.is_some_and(|since| before.is_none_or(|a| a.at < since));
+                if before.is_some_and(|a| a.at.elapsed() < a.pause(self.every, soon)) {
                     continue;
                 }
                 let at = Instant::now();
@@ -362,13 +384,19 @@ mod tests {
     #[test]
     fn one_that_does_not_answer_is_asked_ever_more_rarely() {
         let first = Instant::now();
-        let pause = |silent, s| {
+        let pause = |silent, s, soon| {
             Asked { at: first + Duration::from_secs(s), silent, first }
-                .pause(Duration::from_secs(15))
+                .pause(Duration::from_secs(15), soon)
                 .as_secs()
         };
-        assert_eq!([0, 1, 2, 3, 5, 99].map(|silent| pause(silent, 60)), [15, 15, 30, 60, 240, 240]);
-        assert_eq!([(0, 0), (0, 59), (1, 0)].map(|(silent, s)| pause(silent, s)), [5, 5, 15], "a new one");
+        assert_eq!([0, 1, 2, 3, 5, 99].map(|silent| pause(silent, 60, false)), [15, 15, 30, 60, 240, 240]);
+        assert_eq!(
+            [(0, 0), (0, 59), (1, 0)].map(|(silent, s)| pause(silent, s, false)),
+            [5, 5, 15],
+            "a new one"
+        );
+        assert_eq!([0, 1, 2, 99].map(|silent| pause(silent, 60, true)), [1, 15, 30, 240], "wanted soon");
+        assert_eq!(pause(0, 0, true), 1);
     }
 
     #[test]

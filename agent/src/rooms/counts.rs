@@ -132,6 +132,10 @@ impl Tally {
         }
     }
 
+    pub(crate) fn pins_raised(&self) -> u64 {
+        self.pins.iter().flatten().sum()
+    }
+
     pub(crate) fn counters(&self) -> Counters {
         let mut c = Counters { turned_away: self.turned_away, ..Counters::default() };
         for (r, role) in ROLES.iter().enumerate() {

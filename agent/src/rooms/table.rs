@@ -445,6 +445,11 @@ impl RoomTable {
         gauges
     }
 
+    /// Pins raised since start.
+    pub fn pins_raised(&self) -> u64 {
+        self.tally.pins_raised()
+    }
+
     /// Counters since start.
     pub fn counters(&self) -> Counters {
         self.tally.counters()
