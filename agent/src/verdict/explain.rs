@@ -238,7 +238,7 @@ fn delivery(f: &Facts, lines: &mut Vec<String>) {
                 "the peer's kernel has acknowledged the {what} sent at {}, which does not say that the peer read it",
                 f.moment(at)
             )),
-            Sent::Waiting { sent, again, .. } => lines.push(not_acknowledged(f, what, sent, again)),
+            Sent::Waiting { sent, read, again } => lines.push(not_acknowledged(f, what, (sent, read), again)),
             Sent::Lost { sent, at, error } => lines.push(format!(
                 "{what} sent at {} was never acknowledged, and its connection ended at {} ({})",
                 f.moment(sent),

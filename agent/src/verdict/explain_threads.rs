@@ -110,8 +110,13 @@ pub(crate) fn foreign_words(x: &ForeignFact) -> String {
     format!("a message of no known kind with {} frames, the first of {} bytes,", x.frames, x.first_len)
 }
 
-/// A message that the peer's kernel does not take.
-pub(crate) fn not_acknowledged(f: &Facts, what: &str, sent: Mono, again: Option<AgainFact>) -> String {
+/// A message that the peer's kernel had not taken when that was last read.
+pub(crate) fn not_acknowledged(
+    f: &Facts,
+    what: &str,
+    (sent, read): (Mono, Mono),
+    again: Option<AgainFact>,
+) -> String {
     let again = match again {
         Some(a) if a.count == 1 => format!(" (1 retransmission, {})", ago(f, a.since)),
         Some(a) => {
@@ -120,7 +125,8 @@ pub(crate) fn not_acknowledged(f: &Facts, what: &str, sent: Mono, again: Option<
         }
         None => String::new(),
     };
-    format!("the peer's kernel has not acknowledged the {what} sent at {}{again}", f.moment(sent))
+    let (sent, read) = (f.moment(sent), f.moment(read));
+    format!("the peer's kernel has not acknowledged the {what} sent at {sent}{again}, as of {read}")
 }
 
 fn not_read(f: &Facts, party: &Party, u: UnreadFact) -> String {

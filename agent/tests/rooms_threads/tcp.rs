@@ -1,6 +1,6 @@
 //! What TCP cannot deliver, and what nobody reads.
 
-use roomtrace::event::{Direction, Sequence, Stand, TcpState, Trouble};
+use roomtrace::event::{Direction, Mono, SECOND, Sequence, Stand, TcpState, Trouble};
 use roomtrace::rooms::model::{Input, Outcome, Role};
 use roomtrace::sglang::message::KvPoll;
 use roomtrace::verdict::model::{Class, Confidence};
@@ -25,7 +25,7 @@ pub(crate) fn black_hole(sees: Sees) -> (World, u32) {
 fn ask_until(w: &mut World, from: &Rank, to: &Rank, una: u32, ms: u64) {
     let socket = w.end(from, to, Direction::Sent).socket;
     let write = w.sent_to(from, to);
-    while w.now_s() + 1.0 <= ms as f64 / 1e3 {
+    while w.mono().plus(SECOND) <= Mono(START + ms * 1_000_000) {
         w.wait(1000);
         let sequence = Sequence { write, una, copied: 1, rcv_nxt: 1 };
         let stand = Stand { state: TcpState::Established, sequence, sent: write, retransmits: 0 };
