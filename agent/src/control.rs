@@ -63,6 +63,8 @@ pub enum Judgement {
     Http,
     /// Nothing that is read here (another protocol, another ZMTP socket type, encrypted).
     Foreign,
+    /// The same of one that was taken for HTTP by its first byte, and is none.
+    Neither,
 }
 
 /// Whether sequence number `a` lies behind (later than) `b`.

@@ -532,6 +532,68 @@ fn what_is_neither_zmtp_nor_http_1_is_shipped_until_it_can_be_named_and_not_long
     assert!(live.capture.counters().unwrap().muted >= muted + 2);
 }
 
+/// The header of a transfer's piece (Mooncake's `tcp_transport.cpp`, 0.3): size, address, opcode.
+fn piece(bytes: u64) -> Vec<u8> {
+    [bytes, 0x7f00_0000_0000, 1].iter().flat_map(|n| n.to_le_bytes()).collect()
+}
+
+#[test]
+fn a_transfer_that_begins_with_a_capital_letter_is_counted_and_http_is_not() {
+    let Some(mut live) = watching() else { return };
+    others_gone(&live);
+    // What each end of a connection has carried last, acknowledged and received together, and whether it is closed.
+    let carried = |live: &Live, socket: SocketId| {
+        let last = live.carried.iter().rev().find(|c| c.socket == socket);
+        last.map(|c| (c.acked + c.received, c.closed))
+    };
+    let ask_carried = |live: &mut Live| {
+        // Acknowledged is what the other end's kernel has said so of.
+        std::thread::sleep(Duration::from_millis(50));
+        live.capture.ask_carried().unwrap();
+        live.drain();
+    };
+    // `N` of 12345678, in one call and in two, of which the first would do for a method.
+    for first in [24, 1] {
+        let others = live.capture.sockets().unwrap();
+        let mut talk = Talk::new();
+        let header = piece(if first == 1 { 12_345_680 } else { 12_345_678 });
+        talk.ask(&header[..first]);
+        live.drain();
+        let (client, server) = (talk.client_socket(&live), talk.server_socket(&live));
+        let http = live.capture.sockets().unwrap().http - others.http;
+        assert_eq!(http, if first == 1 { 2 } else { 0 }, "taken for HTTP");
+        // As user space does that has read it, here before the next call.
+        for socket in [client, server] {
+            live.capture.judge(socket, Judgement::Neither).unwrap();
+        }
+        ask_carried(&mut live);
+        // The SYN is one of the end that connected.
+        let sum = |asked: usize| (Some((asked as u64 + 1, false)), Some((asked as u64, false)));
+        assert_eq!((carried(&live, client), carried(&live, server)), sum(first), "nothing called since");
+        talk.ask(&[&header[first..], &text(3000)].concat());
+        ask_carried(&mut live);
+        assert_eq!((carried(&live, client), carried(&live, server)), sum(talk.asked.len()), "first {first}");
+        let now = live.capture.sockets().unwrap();
+        assert_eq!((now.http, now.carriers), (others.http, others.carriers + 2));
+        drop(talk);
+        live.drain();
+        assert!(carried(&live, client).is_some_and(|(n, closed)| closed && n >= 3025), "at its end");
+    }
+    // What is HTTP is not, whatever user space finds wrong with it; nor is it while nobody has judged.
+    let mut talk = Talk::new();
+    talk.ask(REQUEST);
+    talk.answer(OK);
+    live.drain();
+    let (client, server) = (talk.client_socket(&live), talk.server_socket(&live));
+    ask_carried(&mut live);
+    for socket in [client, server] {
+        live.capture.judge(socket, Judgement::Foreign).unwrap();
+    }
+    talk.ask(REQUEST);
+    ask_carried(&mut live);
+    assert_eq!((carried(&live, client), carried(&live, server)), (None, None));
+}
+
 #[test]
 fn user_space_can_judge_a_found_connection_to_be_http_and_an_http_one_to_be_foreign() {
     let Some(mut live) = watching() else { return };

@@ -271,6 +271,7 @@ impl Agent {
                 Judgement::Zmtp => kernel::Judgement::Follow,
                 Judgement::Http => kernel::Judgement::Http,
                 Judgement::Foreign => kernel::Judgement::Foreign,
+                Judgement::Neither => kernel::Judgement::Neither,
             };
             told(capture.judge(socket, answer));
         }

@@ -107,7 +107,10 @@ impl Shared {
                 // That one peer speaks badly, or goes on with something else, hides no engine.
                 _ => {}
             }
-            self.give_up(id, socket, ConnectionState::Foreign);
+            let was_http = heard.judged || socket.judged == Some(Judgement::Http);
+            let neither = why == web::Unread::NotHttp && !was_http;
+            let judgement = if neither { Judgement::Neither } else { Judgement::Foreign };
+            self.give_up_as(id, socket, ConnectionState::Foreign, judgement);
         } else if heard.judged {
             self.judge(id, socket, Judgement::Http);
         } else {
@@ -148,6 +151,16 @@ impl Shared {
     }
 
     pub(super) fn give_up(&mut self, id: SocketId, socket: &mut Socket, as_what: ConnectionState) {
+        self.give_up_as(id, socket, as_what, Judgement::Foreign);
+    }
+
+    fn give_up_as(
+        &mut self,
+        id: SocketId,
+        socket: &mut Socket,
+        as_what: ConnectionState,
+        judgement: Judgement,
+    ) {
         self.partial = self.partial.saturating_sub(socket.held());
         socket.given_up = Some(as_what);
         socket.web = None;
@@ -155,7 +168,7 @@ impl Shared {
             stream.decoder.kill();
             stream.lane.discard(&mut self.held);
         }
-        self.judge(id, socket, Judgement::Foreign);
+        self.judge(id, socket, judgement);
     }
 
     pub(super) fn judge(&mut self, id: SocketId, socket: &mut Socket, judgement: Judgement) {

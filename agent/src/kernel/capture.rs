@@ -77,8 +77,10 @@ pub enum Judgement {
     Follow,
     /// It carries HTTP that matters: ship its ends.
     Http,
-    /// It carries something else: the kernel forgets it.
+    /// It carries something else: the kernel forgets it, or counts what it carries where it is not taken for HTTP.
     Foreign,
+    /// It carries neither ZMTP nor HTTP, also where it is taken for HTTP: the kernel counts what it carries, if it belongs to an engine.
+    Neither,
 }
 
 /// Events that did not come, by reason; each grows only.
@@ -316,6 +318,7 @@ impl Capture {
             Judgement::Follow => judgement::ZMTP,
             Judgement::Http => judgement::HTTP,
             Judgement::Foreign => judgement::FOREIGN,
+            Judgement::Neither => judgement::NEITHER,
         };
         self.judgements.insert(socket.0, value, 0).map_err(|e| KernelError::Map {
             map: map::JUDGEMENTS,

@@ -430,11 +430,13 @@ fn a_query_for_dp_ranks_is_told_at_both_ends_and_so_is_a_hang_up_instead_of_its_
 
 #[test]
 fn tls_and_http2_are_named_once_and_let_go() {
-    for (bytes, why) in [
-        (&b"\x16\x03\x01\x02\0\x01\0\x01\xfc\x03\x03"[..], Unreadable::Tls),
-        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\x12\x04\0\0\0\0\0", Unreadable::Http2),
-        (b"HELO example.org and so on for a while\r\n", Unreadable::Other),
-        (b"\0\0\0\x17store", Unreadable::Other),
+    for (bytes, why, judged) in [
+        (&b"\x16\x03\x01\x02\0\x01\0\x01\xfc\x03\x03"[..], Unreadable::Tls, Judgement::Foreign),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\x12\x04\0\0\0\0\0", Unreadable::Http2, Judgement::Foreign),
+        (b"HELO example.org and so on for a while\r\n", Unreadable::Other, Judgement::Neither),
+        // The header of a transfer's piece: its size, an address.
+        (b"\x4e\x61\xbc\0\0\0\0\0\0\0\0\0\0\x7f\0\0", Unreadable::Other, Judgement::Neither),
+        (b"\0\0\0\x17store", Unreadable::Other, Judgement::Foreign),
     ] {
         for split in [1, bytes.len() / 2, bytes.len()] {
             let mut rig = server();
@@ -445,9 +447,23 @@ fn tls_and_http2_are_named_once_and_let_go() {
             let named: Vec<_> = told.iter().filter(|t| matches!(t, Told::Other(_))).collect();
             assert_eq!(named, [&Told::Other(why.label())], "{told:?}");
             assert_eq!(rig.unreadable(), [(why, 1)]);
-            assert_eq!(rig.judged(), [Judgement::Foreign]);
+            assert_eq!(rig.judged(), [judged]);
             assert_eq!(rig.connections(ConnectionState::Foreign), 1);
         }
+    }
+}
+
+#[test]
+fn what_a_connection_of_requests_goes_on_with_does_not_make_it_another() {
+    for first in [&generate(7)[..], b""] {
+        let mut rig = server();
+        rig.ask(first);
+        if !first.is_empty() {
+            rig.send(&finished());
+        }
+        rig.ask(b"\x4e\x61\xbc\0\0\0\0\0\0\0\0\0\0\x7f\0\0");
+        let last = if first.is_empty() { Judgement::Neither } else { Judgement::Foreign };
+        assert_eq!(rig.judged().last(), Some(&last));
     }
 }
 

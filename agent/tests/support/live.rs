@@ -23,8 +23,8 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use roomtrace::event::{
-    Addresses, Body, Direction, Event, Found, NotCaptured, SocketEvent, SocketId, Stand, StateChange, Task,
-    TaskEvent, TcpState, Trouble, What,
+    Addresses, Body, Carried, Direction, Event, Found, NotCaptured, SocketEvent, SocketId, Stand,
+    StateChange, Task, TaskEvent, TcpState, Trouble, What,
 };
 use roomtrace::kernel::{Capture, CaptureConfig, KernelError};
 
@@ -89,12 +89,13 @@ pub struct Live {
     pub capture: Capture,
     pub events: Vec<Seen>,
     pub tasks: Vec<TaskEvent>,
+    pub carried: Vec<Carried>,
 }
 
 /// A capture, or `None` after saying that this machine cannot (which fails in CI).
 pub fn start(config: &CaptureConfig) -> Option<Live> {
     match Capture::start(config) {
-        Ok(capture) => Some(Live { capture, events: Vec::new(), tasks: Vec::new() }),
+        Ok(capture) => Some(Live { capture, events: Vec::new(), tasks: Vec::new(), carried: Vec::new() }),
         Err(
             e @ (KernelError::NotPrivileged { .. } | KernelError::NoBpf { .. } | KernelError::NoHook { .. }),
         ) => {
@@ -116,6 +117,7 @@ pub fn shared() -> Option<MutexGuard<'static, Live>> {
     live.drain();
     live.events.clear();
     live.tasks.clear();
+    live.carried.clear();
     Some(live)
 }
 
@@ -128,11 +130,11 @@ pub fn skip(why: &str) {
 impl Live {
     /// Takes everything that was recorded until now, also what another CPU is still writing.
     pub fn drain(&mut self) {
-        let Self { capture, events, tasks } = self;
+        let Self { capture, events, tasks, carried } = self;
         let mut keep = |event: Event<'_>| match event {
             Event::Socket(event) => events.push(Seen::of(event)),
             Event::Task(event) => tasks.push(event),
-            Event::Carried(_) => {}
+            Event::Carried(told) => carried.push(told),
         };
         while capture.drain(1000, &mut keep) > 0 {}
         capture.drain_recorded(&mut keep).unwrap();

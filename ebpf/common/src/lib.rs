@@ -298,6 +298,8 @@ pub mod judgement {
     pub const FOREIGN: u32 = 2;
     /// Follow it as HTTP.
     pub const HTTP: u32 = 3;
+    /// As [`FOREIGN`]; it carries neither ZMTP nor HTTP, whatever it began like.
+    pub const NEITHER: u32 = 4;
 }
 
 /// An address and port to which connect attempts are reported.

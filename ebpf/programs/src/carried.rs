@@ -2,12 +2,12 @@
 //! open files as in the search. No call on them is looked at.
 
 use aya_ebpf::helpers::generated as g;
-use roomtrace_common::{Socket, flag, kind, mark, program, reason, state};
+use roomtrace_common::{Socket, flag, judgement, kind, mark, program, reason, state};
 
 use crate::cost::Timer;
 use crate::emit;
 use crate::kernel::Tcp;
-use crate::maps::{known, setting};
+use crate::maps::{JUDGEMENTS, known, setting};
 use crate::search::{self, File};
 
 /// Runs for every open file.
@@ -44,12 +44,24 @@ pub unsafe fn last(tcp: Tcp, socket: *const Socket) {
     }
 }
 
-/// Whether it is such a connection, or begins like one and is only not judged yet.
+/// Whether it is such a connection, or begins like one and is only not judged yet, or is judged one and has made no call since.
 #[inline(always)]
 unsafe fn carries(socket: *const Socket) -> bool {
     let (now, flags) = ((*socket).state, (*socket).flags);
-    let begins = now == state::PENDING && flags & (mark::OURS | mark::STRANGE) == mark::OURS | mark::STRANGE;
-    setting!(carriers) != 0 && flags & mark::CLOSED == 0 && (now == state::CARRIER || begins)
+    if setting!(carriers) == 0 || flags & mark::CLOSED != 0 {
+        return false;
+    }
+    if now == state::CARRIER {
+        return true;
+    }
+    if flags & mark::OURS == 0 {
+        return false;
+    }
+    if now == state::PENDING && flags & mark::STRANGE != 0 {
+        return true;
+    }
+    let cookie = (*socket).cookie;
+    now == state::HTTP && JUDGEMENTS.get(cookie).is_some_and(|answer| *answer == judgement::NEITHER)
 }
 
 #[inline(always)]

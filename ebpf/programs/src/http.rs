@@ -12,7 +12,6 @@ use crate::emit::Moved;
 use crate::kernel::Sock;
 use crate::maps::{MUTED, enter, setting};
 
-const PRI: u32 = u32::from_ne_bytes(*b"PRI ");
 const GET: u32 = u32::from_ne_bytes(*b"GET ");
 const PUT: u32 = u32::from_ne_bytes(*b"PUT ");
 const POST: u32 = u32::from_ne_bytes(*b"POST");
@@ -22,6 +21,8 @@ const DELE: u32 = u32::from_ne_bytes(*b"DELE");
 const ETE: u32 = u32::from_ne_bytes(*b"TE /");
 const OPTI: u32 = u32::from_ne_bytes(*b"OPTI");
 const ONS: u32 = u32::from_ne_bytes(*b"ONS ");
+const CONN: u32 = u32::from_ne_bytes(*b"CONN");
+const TRAC: u32 = u32::from_ne_bytes(*b"TRAC");
 const HTTP: u32 = u32::from_ne_bytes(*b"HTTP");
 const ONE_ONE: u32 = u32::from_ne_bytes(*b"/1.1");
 const ONE_ZERO: u32 = u32::from_ne_bytes(*b"/1.0");
@@ -94,11 +95,27 @@ unsafe fn unmute(sk: Sock, socket: *mut Socket) {
     }
 }
 
-/// Whether a direction that begins with these `n` bytes carries HTTP/1: with a capital letter, as every method in use
-/// and every answer does, and not with the preface of HTTP/2 (RFC 9113, section 3.4).
+/// Whether a direction that begins with these `n` bytes carries HTTP/1, as far as they go: with a method (RFC 9110, section 9.3;
+/// RFC 5789) or, where it answers, with its version. A capital letter alone proves nothing: the pieces of a transfer begin with
+/// their size, of which one in ten has such a byte. Methods that are not among these user space knows.
 #[inline(always)]
 pub fn opens(head: &[u8; 16], n: u64) -> bool {
-    n > 0 && head[0].is_ascii_uppercase() && word(head, 0) != PRI
+    if n == 0 {
+        return false;
+    }
+    let some = if n < 4 { (u32::MAX >> (32 - 8 * n as u32)).to_le() } else { u32::MAX };
+    let first = word(head, 0) & some;
+    let is = |begin: u32| first == begin & some;
+    is(POST)
+        || is(GET)
+        || is(HTTP)
+        || is(PUT)
+        || is(HEAD)
+        || is(DELE)
+        || is(OPTI)
+        || is(PATC)
+        || is(CONN)
+        || is(TRAC)
 }
 
 /// What a call somewhere in a stream begins with. Stricter than [`opens`], because any byte can stand there: a method

@@ -106,6 +106,10 @@ unsafe fn heed(sk: Sock, socket: *mut Socket, answer: u32) -> bool {
         }
         return true;
     }
+    if answer == judgement::NEITHER && (*socket).state == state::HTTP {
+        // It began like HTTP, in fewer bytes than would have proved it.
+        enter(socket, state::PENDING);
+    }
     put_aside(sk, socket, counter::FOREIGN);
     false
 }
@@ -134,12 +138,12 @@ unsafe fn pending(sk: Sock, socket: *mut Socket, moved: &Moved, source: &mut Sou
                 }
                 return true;
             }
+            Greeting::Other if http::opens(&head, n) => {
+                forget(sk, socket, counter::FOREIGN);
+                return false;
+            }
             Greeting::No | Greeting::Other => {
-                if http::opens(&head, n) {
-                    forget(sk, socket, counter::FOREIGN);
-                } else {
-                    put_aside(sk, socket, counter::FOREIGN);
-                }
+                put_aside(sk, socket, counter::FOREIGN);
                 return false;
             }
             Greeting::More => {}
