@@ -13,7 +13,7 @@ use smallvec::SmallVec;
 
 use crate::event::{Mono, SECOND};
 use crate::gpu::model::{Gpu, Gpus, Reading};
-use crate::gpu::quiet::Span;
+use crate::gpu::quiet::{FRESH, Span};
 use crate::gpu::windows::{Link as Wire, Stretch};
 use crate::rooms::model::{GpuWindow, MAX_SERIES, Phase, Role, RoomSnapshot};
 use crate::rooms::peers::EndpointId;
@@ -27,8 +27,8 @@ const MAX_ENGINES: usize = 64;
 /// Beginnings, and ends, remembered of one engine.
 const MAX_MOVES: usize = 8192;
 
-/// Readings that ended before this say nothing of now (as of an engine's numbers).
-const STALE: u64 = 30 * SECOND;
+/// For so long what the agent before had read is believed while this one has read nothing (as an engine's numbers are).
+const RESTORED: u64 = 30 * SECOND;
 
 /// When the KV cache of a room can have moved at one of its sides.
 #[derive(Clone, Copy, Debug, Default)]
@@ -329,7 +329,10 @@ fn silent(gpus: &[&Gpu], since: Mono, now: Mono) -> Option<SilentFact> {
             }
         });
     }
-    let spans = all?.into_iter().flatten().filter(|span| span.after(since) > 0);
+    let [before, own] = all?;
+    // A GPU of which nothing is read any more (its call hangs, it is lost) says nothing of now.
+    let limit = if own.is_some() { FRESH } else { RESTORED };
+    let spans = [before, own].into_iter().flatten().filter(|span| span.after(since) > 0);
     let (mut from, mut to, mut read) = (None, None, 0_u64);
     for span in spans {
         from = from.or(Some(span.from.max(since)));
@@ -338,7 +341,7 @@ fn silent(gpus: &[&Gpu], since: Mono, now: Mono) -> Option<SilentFact> {
     }
     let (from, to) = from.zip(to)?;
     let gpus = u32::try_from(gpus.len()).unwrap_or(u32::MAX);
-    (now.since(to) <= STALE).then_some(SilentFact { from, to, read, gpus })
+    (now.since(to) <= limit).then_some(SilentFact { from, to, read, gpus })
 }
 
 /// Puts neighbours together so that at most [`MAX_SERIES`] are left; where no neighbours are, some are left out.
@@ -372,6 +375,47 @@ pub(crate) fn together<'a>(readings: impl Iterator<Item = &'a Stretch> + Clone, 
 mod tests {
     use super::*;
     use crate::gpu::model::What;
+    use crate::gpu::windows::Source;
+
+    /// A GPU that was read as quiet from second to second, eight times each.
+    fn quiet(seconds: std::ops::Range<u64>) -> Gpus {
+        let mut gpus = Gpus::default();
+        for n in seconds.start * 8..seconds.end * 8 {
+            let (from, at) = (Mono(n * SECOND / 8), Mono((n + 1) * SECOND / 8));
+            let (link, source) = (Wire::Pcie, Source::Gpm);
+            let moved = Stretch { link, source, from, to: at, out: 0, into: 0 };
+            for what in [What::Moved(moved), What::Computed(from, 0)] {
+                gpus.take(&Reading { at, index: 0, what });
+            }
+        }
+        gpus
+    }
+
+    #[test]
+    fn a_gpu_that_is_read_no_more_says_nothing_of_now() {
+        let says = |gpus: &Gpus, tenths: u64| {
+            let all: Vec<&Gpu> = gpus.iter().map(|(_, gpu)| gpu).collect();
+            silent(&all, Mono(20 * SECOND), Mono(tenths * SECOND / 10))
+        };
+        let mut gpus = quiet(10..80);
+        let read = says(&gpus, 805).unwrap();
+        assert_eq!((read.from, read.to, read.read), (Mono(20 * SECOND), Mono(80 * SECOND), 60 * SECOND));
+        // A turn that takes long.
+        assert!(says(&gpus, 820).is_some());
+        assert!(says(&gpus, 821).is_none(), "nobody reads any more");
+        // What the agent before had read holds for half a minute, until this one reads; then that is what counts.
+        gpus = Gpus::restore(gpus.save(), Mono(80 * SECOND), |_| true);
+        assert!(says(&gpus, 1100).is_some() && says(&gpus, 1101).is_none());
+        for (reading, at) in [(What::Named("index-0".into()), 805), (What::Has(Wire::Pcie), 806)] {
+            gpus.take(&Reading { at: Mono(at * SECOND / 10), index: 0, what: reading });
+        }
+        let (link, source, from, to) = (Wire::Pcie, Source::Gpm, Mono(81 * SECOND), Mono(82 * SECOND));
+        let moved = Stretch { link, source, from, to, out: 0, into: 0 };
+        gpus.take(&Reading { at: to, index: 0, what: What::Moved(moved) });
+        assert!(says(&gpus, 900).is_some(), "how busy it is has not been read yet");
+        gpus.take(&Reading { at: to, index: 0, what: What::Computed(from, 0) });
+        assert!(says(&gpus, 830).is_some() && says(&gpus, 841).is_none(), "and then its call hung");
+    }
 
     #[test]
     fn hand_overs_are_counted_as_long_as_they_are_remembered_and_not_known_after_that() {
