@@ -207,6 +207,26 @@ fn a_call_that_hangs_is_not_measured_and_holds_up_nobody() {
 }
 
 #[test]
+fn a_gpu_that_the_driver_does_not_come_back_with_leaves_the_others_read() {
+    let hangs = "gpus=3\n0.gpm=1\n2.gpm=1\n1.delay.nvmlDeviceGetHandleByIndex_v2=3600000\n";
+    let driver = Driver::new(hangs);
+    let mut watch = start(&driver);
+    let is = |s: &Standing| {
+        let hanging = s.hanging(monotonic(), SECOND);
+        matches!(s.nvml, Library::Loaded(_))
+            && matches!(hanging[..], [(Some(1), "nvmlDeviceGetHandleByIndex", _)])
+    };
+    watch.until("the others", |gpus, s| is(s) && read(gpus, 0, Mono(0), 1) && read(gpus, 2, Mono(0), 1));
+    assert!(gpu(&watch.gpus, 1).is_none());
+    // Their errors are told too, and doctor sees them.
+    driver.script(&format!("{hangs}xids=2:79\n"));
+    watch.until("the error", |gpus, _| gpu(gpus, 2).is_some_and(|g| g.xid_counts.contains_key(&79)));
+    let standing = look_once(&Driver::new(hangs).settings(), Duration::from_secs(5));
+    let read: Vec<u32> = standing.gpus.values().filter(|g| g.calls > 0).map(|g| g.index).collect();
+    assert_eq!((read, standing.in_call, standing.gpus.len()), (vec![0, 2], None, 3));
+}
+
+#[test]
 fn a_call_that_comes_back_late_has_told_nothing() {
     let driver = Driver::new("0.gpm=1\n0.pcie_tx=1e9\n0.delay.nvmlGpmSampleGet=700\n");
     let mut watch = start(&driver);

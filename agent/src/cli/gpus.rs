@@ -190,7 +190,6 @@ pub(super) fn doctor_text(out: &mut String, standing: Option<&Standing>) {
         let _ = writeln!(out, "--   GPUs: not read (gpu.enabled is false)");
         return;
     };
-    let hanging = standing.in_call.or(standing.gpus.values().find_map(|g| g.in_call));
     match &standing.nvml {
         Library::Absent(why) => {
             let _ = writeln!(out, "--   GPUs: their copy activity is not measured: {why}");
@@ -207,10 +206,13 @@ pub(super) fn doctor_text(out: &mut String, standing: Option<&Standing>) {
             let _ = writeln!(out, "         not read: {what}: {why}");
         }
     }
-    if let Some((call, _)) = hanging {
+    let all = standing.in_call.map(|(call, _)| ("GPUs".to_owned(), call));
+    let each =
+        standing.gpus.values().filter_map(|g| g.in_call.map(|(call, _)| (format!("GPU {}", g.index), call)));
+    for (of, call) in all.into_iter().chain(each) {
         let _ = writeln!(
             out,
-            "??   GPUs: the driver does not come back from {call}; what it would tell is not measured"
+            "??   {of}: the driver does not come back from {call}; what it would tell is not measured"
         );
     }
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use super::driver::{Driver, Gpu, Refused};
 use super::sampler::{Ask, FIELDS, METRICS, RECOVERY};
 use super::standing::{Standing, Watched};
-use super::{Settings, look};
+use super::{Settings, find, look};
 
 /// Time that an event is waited for, milliseconds.
 const WAIT: u32 = 100;
@@ -53,8 +53,10 @@ pub fn each_call(
     rounds: u32,
     told: &mut dyn FnMut(Called),
 ) -> Result<(Option<String>, usize), String> {
-    let watched = Watched::new(&Arc::<Mutex<Standing>>::default(), None);
-    let (driver, gpus) = look(settings, &watched)?;
+    let shared = Arc::<Mutex<Standing>>::default();
+    let (driver, count) = look(settings, &Watched::new(&shared, None))?;
+    let had = |index| Some((index, find(driver, index, &Watched::new(&shared, Some(index)))?));
+    let gpus: BTreeMap<u32, Gpu> = (0..count).filter_map(had).collect();
     for (index, gpu) in &gpus {
         of_gpu(*index, gpu, settings, rounds, told);
     }

@@ -1,7 +1,7 @@
 //! What the GPUs of this host move and suffer, read from the driver's library (NVML).
 //!
 //! All of it is of whole devices: the driver has no record of one copy, and no reading of one process's bytes. One thread loads the
-//! library and then waits for errors, one more per GPU reads that GPU. A call may hang in the driver for ever: then that thread
+//! library and then waits for errors, one more per GPU asks for that GPU and reads it. A call may hang in the driver for ever: then that thread
 //! hangs, its readings stop, and what was not read is not measured. Nobody waits for these threads, at the end neither. Readings go
 //! over one bounded channel. `counter`, `quiet`, `windows` and `model` are pure; `driver` is the only file with unsafe code.
 
@@ -14,11 +14,10 @@ mod sampler;
 mod standing;
 pub mod windows;
 
-use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::mpsc::{self, Receiver, SyncSender, TrySendError};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, SyncSender, TrySendError};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
@@ -204,20 +203,20 @@ struct Loader {
 
 impl Loader {
     fn run(self) {
-        let Some(gpus) = self.load() else { return };
-        self.watch(&gpus);
+        let Some((driver, count)) = self.load() else { return };
+        let (found, gpus) = mpsc::channel();
+        for index in 0..count {
+            self.read(driver, index, found.clone());
+        }
+        drop(found);
+        self.watch(driver, &gpus);
     }
 
-    /// The GPUs, once there is a driver; `None`: nobody wants to know any more.
-    fn load(&self) -> Option<(Driver, BTreeMap<u32, Gpu>)> {
+    /// The driver and how many GPUs of it are read, once there is one; `None`: nobody wants to know any more.
+    fn load(&self) -> Option<(Driver, u32)> {
         while !self.pace.stopped() {
             match look(&self.settings, &self.watched) {
-                Ok((driver, gpus)) => {
-                    for (index, gpu) in &gpus {
-                        self.read(*index, gpu.clone());
-                    }
-                    return Some((driver, gpus));
-                }
+                Ok(all) => return Some(all),
                 Err(why) => {
                     let new = self.watched.all(|s| {
                         let absent = Library::Absent(why.clone());
@@ -235,12 +234,17 @@ impl Loader {
         None
     }
 
-    /// Starts the thread that reads one GPU.
-    fn read(&self, index: u32, gpu: Gpu) {
+    /// Starts the thread that asks for one GPU, tells of it once it has it, and reads it: the driver may not come back with one that is
+    /// broken, and the others are read all the same.
+    fn read(&self, driver: Driver, index: u32, found: Sender<(u32, Gpu)>) {
         let (settings, pace, readings) =
             (self.settings.clone(), Arc::clone(&self.pace), self.readings.clone());
         let watched = Watched::new(&self.shared, Some(index));
         let started = thread::Builder::new().name(format!("roomtrace-gpu{index}")).spawn(move || {
+            let Some(gpu) = find(driver, index, &watched) else { return };
+            // Nobody waits for errors any more where nobody can.
+            let _ = found.send((index, gpu.clone()));
+            drop(found);
             read_gpu(gpu, index, &settings, &watched, &pace, &readings);
         });
         match started {
@@ -249,24 +253,39 @@ impl Loader {
         }
     }
 
-    /// Waits for errors of all GPUs, for ever.
-    fn watch(&self, (driver, gpus): &(Driver, BTreeMap<u32, Gpu>)) {
+    /// Waits for errors of all GPUs, for ever. They come as the driver comes back with them.
+    fn watch(&self, driver: Driver, found: &Receiver<(u32, Gpu)>) {
         let set = match self.watched.call("nvmlEventSetCreate", || driver.events()) {
             Ok(set) => set,
             Err(why) => return self.watched.all(|s| s.events_error = Some(why.to_string())),
         };
-        let mut registered = Vec::new();
-        for (index, gpu) in gpus {
-            match self.watched.call("nvmlDeviceRegisterEvents", || set.register(gpu)) {
-                Ok(()) => registered.push((*index, gpu.clone())),
-                Err(why) => {
-                    self.watched.all(|s| s.events_refused.insert(*index, why.to_string()));
+        let (mut indexes, mut gpus) = (Vec::new(), Vec::new());
+        while !self.pace.stopped() {
+            let began = Instant::now();
+            let first = if gpus.is_empty() {
+                match found.recv_timeout(Duration::from_millis(WAIT.into())) {
+                    Ok(first) => Some(first),
+                    Err(RecvTimeoutError::Timeout) => continue,
+                    // There is none whose errors could be told.
+                    Err(RecvTimeoutError::Disconnected) => return,
+                }
+            } else {
+                None
+            };
+            for (index, gpu) in first.into_iter().chain(found.try_iter()) {
+                match self.watched.call("nvmlDeviceRegisterEvents", || set.register(&gpu)) {
+                    Ok(()) => {
+                        indexes.push(index);
+                        gpus.push(gpu);
+                    }
+                    Err(why) => {
+                        self.watched.all(|s| s.events_refused.insert(index, why.to_string()));
+                    }
                 }
             }
-        }
-        let (indexes, gpus): (Vec<u32>, Vec<Gpu>) = registered.into_iter().unzip();
-        while !gpus.is_empty() && !self.pace.stopped() {
-            let began = Instant::now();
+            if gpus.is_empty() {
+                continue;
+            }
             let mut events = 0;
             while events < BURST && self.wait(&set, &indexes, &gpus) {
                 events += 1;
@@ -303,8 +322,8 @@ impl Loader {
     }
 }
 
-/// Loads the driver and looks which GPUs it has.
-fn look(settings: &Settings, watched: &Watched) -> Result<(Driver, BTreeMap<u32, Gpu>), String> {
+/// Loads the driver and looks how many GPUs it has, of which at most [`MAX_GPUS`] are read.
+fn look(settings: &Settings, watched: &Watched) -> Result<(Driver, u32), String> {
     let library: Option<OsString> = settings.lib_path.clone().map(Into::into);
     let driver = watched.call("dlopen and nvmlInit", || Driver::load(library.as_deref()))?;
     let version = watched.call("nvmlSystemGetDriverVersion", || driver.version()).ok();
@@ -312,22 +331,17 @@ fn look(settings: &Settings, watched: &Watched) -> Result<(Driver, BTreeMap<u32,
         .call("nvmlDeviceGetCount", || driver.count())
         .map_err(|why| format!("the driver does not tell how many GPUs it has: {why}"))?;
     let most = u32::try_from(MAX_GPUS).unwrap_or(u32::MAX);
-    let mut gpus = BTreeMap::new();
-    for index in 0..count.min(most) {
-        match watched.call("nvmlDeviceGetHandleByIndex", || driver.gpu(index)) {
-            Ok(gpu) => {
-                gpus.insert(index, gpu);
-            }
-            Err(why) => {
-                Watched::new(watched.shared(), Some(index)).missing(&why.to_string());
-            }
-        }
-    }
     watched.all(|s| {
         s.nvml = Library::Loaded(version);
         s.left_out = count.saturating_sub(most);
     });
-    Ok((driver, gpus))
+    Ok((driver, count.min(most)))
+}
+
+/// Asks for one GPU; where there is none to be had, that is said of it. `watched`: its own.
+fn find(driver: Driver, index: u32, watched: &Watched) -> Option<Gpu> {
+    let gpu = watched.call("nvmlDeviceGetHandleByIndex", || driver.gpu(index));
+    gpu.inspect_err(|why| watched.missing(&why.to_string())).ok()
 }
 
 fn read_gpu(
@@ -385,26 +399,32 @@ pub fn look_once(settings: &Settings, limit: Duration) -> Standing {
     let (watched, settings) = (Watched::new(&shared, None), settings.clone());
     let inner = Arc::clone(&shared);
     let started = thread::Builder::new().name("roomtrace-gpu".to_owned()).spawn(move || {
-        let _done = done;
-        match look(&settings, &watched) {
-            Err(why) => watched.all(|s| s.nvml = Library::Absent(why)),
-            Ok((_, gpus)) => {
-                let samplers = gpus.into_iter().map(|(index, gpu)| {
-                    Sampler::new(gpu, index, &settings, Watched::new(&inner, Some(index)))
-                });
-                let mut samplers: Vec<Sampler> = samplers.collect();
+        let (driver, count) = match look(&settings, &watched) {
+            Err(why) => return watched.all(|s| s.nvml = Library::Absent(why)),
+            Ok(all) => all,
+        };
+        // Each on its own, as when they are read for good.
+        for index in 0..count {
+            let (done, settings, watched) =
+                (done.clone(), settings.clone(), Watched::new(&inner, Some(index)));
+            let started = thread::Builder::new().name(format!("roomtrace-gpu{index}")).spawn(move || {
+                let _done = done;
+                let Some(gpu) = find(driver, index, &watched) else { return };
+                let mut sampler = Sampler::new(gpu, index, &settings, watched);
                 // Rates and counters need two readings.
                 for pause in [settings.busy, Duration::ZERO] {
-                    for sampler in &mut samplers {
-                        sampler.turn(&mut |_: Mono, _: What| ());
-                    }
+                    sampler.turn(&mut |_: Mono, _: What| ());
                     thread::sleep(pause);
                 }
+            });
+            if let Err(error) = started {
+                let why = format!("no thread could be started to read it: {error}");
+                Watched::new(&inner, Some(index)).missing(&why);
             }
         }
     });
     match started {
-        // Ends when the sender is dropped, or at the limit.
+        // Ends when the last sender is dropped, or at the limit.
         Ok(_) => drop(ended.recv_timeout(limit)),
         Err(error) => {
             let why = format!("no thread could be started to ask the driver: {error}");

@@ -124,11 +124,6 @@ impl Watched {
         });
     }
 
-    /// What is shared.
-    pub(super) const fn shared(&self) -> &Arc<Mutex<Standing>> {
-        &self.shared
-    }
-
     /// Sets what never changes of the GPU. A name that another has already is none.
     pub(super) fn describe(&self, of: GpuStanding) {
         let GpuStanding { name, model, mig, virtualization, .. } = of;

@@ -456,7 +456,10 @@ pub unsafe extern "C" fn nvmlDeviceGetSupportedEventTypes(device: *mut c_void, t
 
 #[unsafe(no_mangle)]
 pub extern "C" fn nvmlDeviceRegisterEvents(device: *mut c_void, _types: u64, _set: *mut c_void) -> Return {
-    of(device, "nvmlDeviceRegisterEvents", |_, _| OK)
+    of(device, "nvmlDeviceRegisterEvents", |s, gpu| {
+        s.registered.insert(gpu);
+        OK
+    })
 }
 
 #[unsafe(no_mangle)]

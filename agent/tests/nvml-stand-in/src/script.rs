@@ -30,7 +30,7 @@
 //! | `N.seen` | share of such a copy that the counters show (1) |
 //! | `xids` | events `N:XID`, by space; each is told once, in order |
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -53,6 +53,8 @@ pub(crate) struct Script {
     moved: BTreeMap<usize, Moved>,
     /// Events told so far.
     pub(crate) told: usize,
+    /// GPUs whose events are asked for.
+    pub(crate) registered: BTreeSet<usize>,
     /// The GPU that is copied to and from.
     pub(crate) current: usize,
 }
@@ -60,7 +62,16 @@ pub(crate) struct Script {
 impl Script {
     pub(crate) fn new(path: PathBuf) -> Self {
         let (keys, moved) = (BTreeMap::new(), BTreeMap::new());
-        Self { path, stamp: None, looked: None, keys, moved, told: 0, current: 0 }
+        Self {
+            path,
+            stamp: None,
+            looked: None,
+            keys,
+            moved,
+            told: 0,
+            registered: BTreeSet::new(),
+            current: 0,
+        }
     }
 
     /// Reads the file again where it has changed. What moved until now moved at the old rates.
@@ -157,11 +168,14 @@ impl Script {
         }
     }
 
-    /// The next event that was not told: GPU and Xid.
+    /// The next event that was not told: GPU and Xid. One of a GPU that nobody asked for waits.
     pub(crate) fn next_xid(&mut self) -> Option<(usize, u64)> {
         let all = self.text("xids")?;
         let (gpu, xid) = all.split_whitespace().nth(self.told)?.split_once(':')?;
-        let event = (gpu.parse().ok()?, xid.parse().ok()?);
+        let event: (usize, u64) = (gpu.parse().ok()?, xid.parse().ok()?);
+        if event.0 < self.gpus() && !self.registered.contains(&event.0) {
+            return None;
+        }
         self.told += 1;
         Some(event)
     }
