@@ -207,6 +207,23 @@ fn a_call_that_hangs_is_not_measured_and_holds_up_nobody() {
 }
 
 #[test]
+fn a_wait_for_errors_that_does_not_come_back_is_told_and_one_that_does_is_not() {
+    let driver = Driver::new("0.gpm=1\n");
+    let mut watch = start(&driver);
+    let begun = monotonic();
+    watch.until("three waits", |_, s| {
+        assert_eq!(s.hanging(monotonic(), SECOND), []);
+        monotonic().since(begun) > 4 * SECOND
+    });
+    driver.script("0.gpm=1\ndelay.nvmlEventSetWait_v2=3600000\n");
+    watch.until("it hangs", |_, s| {
+        matches!(s.hanging(monotonic(), SECOND)[..], [(None, "nvmlEventSetWait", _)])
+    });
+    let then = monotonic();
+    watch.until("readings", |gpus, _| read(gpus, 0, then, 1));
+}
+
+#[test]
 fn a_gpu_that_the_driver_does_not_come_back_with_leaves_the_others_read() {
     let hangs = "gpus=3\n0.gpm=1\n2.gpm=1\n1.delay.nvmlDeviceGetHandleByIndex_v2=3600000\n";
     let driver = Driver::new(hangs);

@@ -300,7 +300,8 @@ impl Loader {
 
     /// Waits once: whether there was an event.
     fn wait(&self, set: &Events, indexes: &[u32], gpus: &[Gpu]) -> bool {
-        let event = match set.wait(WAIT, gpus) {
+        let asked = Duration::from_millis(WAIT.into());
+        let event = match self.watched.wait("nvmlEventSetWait", asked, || set.wait(WAIT, gpus)) {
             Ok(event) => event,
             Err(why) => {
                 self.watched.all(|s| s.events_error = Some(why.to_string()));

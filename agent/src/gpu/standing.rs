@@ -75,7 +75,7 @@ pub struct Standing {
     pub events_unknown: u64,
     /// Readings that found no place on their way.
     pub held: u64,
-    /// The call under way that is of no GPU, and since when.
+    /// The call under way that is of no GPU, and since when; one that waits: from when it should have come back.
     pub in_call: Option<(&'static str, Mono)>,
 }
 
@@ -106,6 +106,16 @@ impl Watched {
         self.under_way(Some((function, before)), Duration::ZERO);
         let answer = call();
         self.under_way(None, Duration::from_nanos(monotonic().since(before)));
+        answer
+    }
+
+    /// The same for one that was asked to wait so long: it is under way from when it should have come back.
+    pub(super) fn wait<T>(&self, function: &'static str, asked: Duration, call: impl FnOnce() -> T) -> T {
+        let asked = u64::try_from(asked.as_nanos()).unwrap_or(u64::MAX);
+        self.under_way(Some((function, monotonic().plus(asked))), Duration::ZERO);
+        let answer = call();
+        // Waiting costs nothing.
+        self.under_way(None, Duration::ZERO);
         answer
     }
 
