@@ -249,6 +249,17 @@ fn a_call_that_comes_back_late_has_told_nothing() {
     let mut watch = start(&driver);
     watch.until("late", |_, s| s.gpus.values().any(|g| g.late >= 3));
     assert_eq!(watch.gpu(0).windows(Mono(0), Mono(u64::MAX)).count(), 0);
+    let why = |s: &Standing| s.gpus[&0].not_read.get("gpm").cloned().unwrap_or_default();
+    assert!(why(&watch.readers.standing()).contains("too late to be used"));
+    // Its counters answer at once.
+    watch.until("counters", |gpus, s| {
+        s.gpus[&0].sources.get(&Link::Pcie) == Some(&Some(Source::Counters)) && read(gpus, 0, Mono(0), 1)
+    });
+    let window = watch.whole(0);
+    assert_eq!((window.source, window.out > 1_000_000_000), (Source::Counters, true), "{window:?}");
+    assert!(why(&watch.readers.standing()).contains("5 times in a row"));
+    let standing = look_once(&driver.settings(), Duration::from_mins(1));
+    assert!(why(&standing).contains("2 times in a row"), "{standing:?}");
 }
 
 #[test]

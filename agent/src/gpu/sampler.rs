@@ -40,6 +40,10 @@ const FAILURES: u32 = 5;
 /// See [`FAILURES`]; also how often a lost GPU is looked at again.
 const AGAIN: u64 = 60 * SECOND;
 
+/// GPM that is late as often in a row is left alone as long, and each time that it is late again twice as long, so often: its call holds up
+/// all others of the GPU, and counters may answer in time.
+const LONGER: u32 = 4;
+
 /// A utilisation is of the last sixth of a second to second (`nvml.h`): taken for the former, so that it never claims time it is not of.
 const UTILIZATION: u64 = SECOND / 6;
 
@@ -89,6 +93,29 @@ struct Ability {
     refused: Option<String>,
     /// Not before this; `None` with a refusal: never.
     again: Option<Mono>,
+    /// Calls in a row that came back late.
+    late: u32,
+    /// How often it was left alone for that.
+    rests: u32,
+}
+
+impl Ability {
+    /// Why nothing is read of it.
+    fn why(&self) -> Option<String> {
+        let slow = || format!("too late to be used, {} times in a row (more than {DEADLINE:?})", self.late);
+        self.refused.clone().or_else(|| (self.late > 0).then(slow))
+    }
+
+    /// A call came back late.
+    fn slow(&mut self, ask: Ask, at: Mono) {
+        self.late = self.late.saturating_add(1);
+        if ask == Ask::Gpm && self.late >= FAILURES {
+            self.refused = None;
+            self.refused = self.why();
+            self.again = Some(at.plus(AGAIN << self.rests.min(LONGER)));
+            self.rests = self.rests.saturating_add(1);
+        }
+    }
 }
 
 /// What is never asked, so that only `sources` tell of bytes.
@@ -258,13 +285,13 @@ impl Sampler {
             out(at, if lost { What::Lost } else { What::Back });
         }
         let ability = self.abilities.entry(ask).or_default();
-        self.changed |= refused.is_some() || ability.refused.is_some();
+        self.changed |= late || refused.is_some() || ability.refused.is_some() || ability.late > 0;
         match refused {
+            None if late => ability.slow(ask, at),
             // One answer holds several counters, each of which may be refused for itself.
             None if matches!(ask, Ask::Counters | Ask::NvLinkCounters) => {}
-            None if !late => *ability = Ability::default(),
-            // A call that takes long is made again all the same: each time it is told how it went.
-            None | Some(Refused::Lost) => {}
+            None => *ability = Ability::default(),
+            Some(Refused::Lost) => {}
             Some(why) if why.is_final() => {
                 ability.refused = Some(why.to_string());
                 ability.again = None;
@@ -272,11 +299,9 @@ impl Sampler {
             Some(why) => {
                 ability.failures += 1;
                 if ability.failures >= FAILURES {
-                    *ability = Ability {
-                        failures: FAILURES - 1,
-                        refused: Some(why.to_string()),
-                        again: Some(at.plus(AGAIN)),
-                    };
+                    ability.failures = FAILURES - 1;
+                    ability.refused = Some(why.to_string());
+                    ability.again = Some(at.plus(AGAIN));
                 }
             }
         }
@@ -395,7 +420,7 @@ impl Sampler {
         let told = match told {
             Ok(told) => {
                 let before = self.abilities.insert(ask, Ability::default());
-                self.changed |= before.is_some_and(|ability| ability.refused.is_some());
+                self.changed |= before.is_some_and(|ability| ability.why().is_some());
                 told
             }
             Err(refused) => {
@@ -491,7 +516,7 @@ impl Sampler {
     /// Writes down how the readings stand.
     fn tell(&self) {
         let mut refused: BTreeMap<&str, String> =
-            self.abilities.iter().filter_map(|(ask, a)| Some((ask.label(), a.refused.clone()?))).collect();
+            self.abilities.iter().filter_map(|(ask, a)| Some((ask.label(), a.why()?))).collect();
         let source = |link: Link, counts: bool| {
             if self.gpm_tells(link) && self.gpm_has.is_some() {
                 Some(Source::Gpm)
