@@ -38,8 +38,9 @@ const QUICK_S: f64 = 3.0;
 /// Rooms whose end prefill's host cannot see, also where prefill's engine has ended: decode may still wait, until its timer.
 const LASTING: &str = "status_lost";
 
-/// Seconds that gateway, Collector and store are away where nothing else is said.
-const OUTAGE: u64 = 20;
+/// Seconds that gateway, Collector and store are away where nothing else is said: long enough for retries to have come to their longest
+/// waits and for queues to fill.
+const OUTAGE: u64 = 120;
 
 /// Arguments.
 #[derive(clap::Args)]
