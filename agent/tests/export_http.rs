@@ -26,7 +26,10 @@ fn some() -> Known {
     Known {
         rooms: vec![pinned(5), closed(3), again, pinned(9), closed(1)],
         findings: vec![finding(), Finding { group: 0xdef, rooms: Vec::new(), room_count: 0, ..finding() }],
-        closed: vec![Finding { closed_at: Some(event::Mono(20_000_000_000)), ..finding() }],
+        closed: vec![
+            Finding { closed_at: Some(event::Mono(20_000_000_000)), ..finding() },
+            Finding { group: 0xfed, closed_at: Some(event::Mono(21_000_000_000)), ..finding() },
+        ],
     }
 }
 
@@ -87,6 +90,8 @@ async fn findings_are_listed_open_and_over() {
     assert_eq!(all["closed"][0]["closed_at"], "2023-11-14T22:13:40.000000000Z");
     let (_, one) = json(at, "/api/v1/findings?limit=1").await;
     assert_eq!((one["findings"].as_array().unwrap().len(), &one["total"]), (1, &2.into()));
+    assert_eq!(one["closed"].as_array().unwrap().len(), 1);
+    assert_eq!(one["closed"][0]["group"], "0000000000000fed", "the newest");
     for bad in ["limit=0", "limit=501", "limit=x", "what=1"] {
         assert_eq!(json(at, &format!("/api/v1/findings?{bad}")).await.0, 400, "{bad}");
     }
@@ -226,6 +231,39 @@ async fn status_has_what_the_pipeline_says_and_what_was_exported() {
     let (status, body) = json(at, "/status").await;
     assert_eq!((status, &body["hook"]), (200, &"sock".into()));
     assert_eq!(body["export"]["events"]["dropped"]["queue_full"], 0);
+    pipeline.stop();
+}
+
+#[tokio::test]
+async fn answers_are_compressed_for_whom_asks_for_it() {
+    use std::io::Read as _;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    let (exports, at) = started().await;
+    let pipeline = Pipeline::start(exports, some());
+    let (_, head, plain) = get(at, "/metrics", "").await;
+    assert!(!head.contains("content-encoding") && head.contains("vary: accept-encoding"), "{head}");
+    for (path, whole) in [("/metrics", None), ("/api/v1/rooms/5", Some(json(at, "/api/v1/rooms/5").await.1))]
+    {
+        let mut stream = tokio::net::TcpStream::connect(at).await.unwrap();
+        let request =
+            format!("GET {path} HTTP/1.1\r\nHost: a\r\nAccept-Encoding: gzip\r\nConnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).await.unwrap();
+        let end = answer.windows(4).position(|four| four == b"\r\n\r\n").unwrap() + 4;
+        let head = String::from_utf8_lossy(&answer[..end]).into_owned();
+        assert!(head.contains("content-encoding: gzip"), "{head}");
+        assert!(head.contains(&format!("content-length: {}", answer.len() - end)), "{head}");
+        let mut text = String::new();
+        flate2::read::GzDecoder::new(&answer[end..]).read_to_string(&mut text).unwrap();
+        match whole {
+            Some(whole) => assert_eq!(serde_json::from_str::<serde_json::Value>(&text).unwrap(), whole),
+            None => assert_eq!(text.lines().next(), plain.lines().next()),
+        }
+        assert!(answer.len() - end < text.len() / 2, "{path}: {} of {}", answer.len() - end, text.len());
+    }
+    let (_, head, _) = get(at, "/healthz", "Accept-Encoding: gzip\r\n").await;
+    assert!(!head.contains("content-encoding"), "too small to be worth it: {head}");
     pipeline.stop();
 }
 

@@ -1,9 +1,11 @@
 //! What commands ask a running agent over its HTTP API.
 #![allow(clippy::indexing_slicing, reason = "indexing a JSON value gives null for what is not there")]
 
+use std::io::Read as _;
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow};
+use reqwest::header::{ACCEPT_ENCODING, CONTENT_ENCODING};
 use serde_json::{Value, json};
 
 use crate::export::otlp::without_login;
@@ -11,10 +13,17 @@ use crate::export::query::PAGE_MAX;
 
 use super::{End, ExplainArgs, Failure, Outcome, RoomsArgs, clean, explain, picture, print};
 
-/// How long an answer may take. The agent answers from memory; longer means that it does not.
-const TIMEOUT: Duration = Duration::from_secs(10);
+/// How long nothing may come. The agent answers from memory; longer means that it does not. An answer as a whole takes what the link takes.
+const SILENCE: Duration = Duration::from_secs(10);
 
-/// Longest answer, bytes. A page of rooms with all their messages is a few megabytes.
+/// How long an answer may take in whole: who sends a byte now and then is no agent.
+const WHOLE: Duration = Duration::from_mins(5);
+
+/// How long a connection that nothing is asked on is kept. The agent closes it after ten seconds, which over a slow link may cross with a
+/// question.
+const IDLE: Duration = Duration::from_secs(4);
+
+/// Longest answer, bytes, unpacked. A page of rooms with all their messages is a few megabytes.
 const ANSWER_MAX: usize = 64 << 20;
 
 /// Pages fetched at most: 20 × 500 rooms are more than a person reads.
@@ -122,6 +131,10 @@ pub(super) struct Asker {
 impl Asker {
     /// For the agent at `api`; asks nothing yet.
     pub(super) fn new(api: &str) -> Result<Self, Failure> {
+        Self::patient(api, SILENCE)
+    }
+
+    fn patient(api: &str, silence: Duration) -> Result<Self, Failure> {
         if let Err(e) = reqwest::Url::parse(api) {
             let shown = without_login(api);
             return Err(Failure::usage(anyhow!(
@@ -135,7 +148,13 @@ impl Asker {
             .map_err(Failure::cannot_observe)?;
         // The HTTP client wants to know its cryptography even where it speaks plain HTTP; a second call changes nothing.
         drop(rustls::crypto::ring::default_provider().install_default());
-        let client = reqwest::Client::builder().timeout(TIMEOUT).no_proxy().build();
+        let client = reqwest::Client::builder()
+            .connect_timeout(silence)
+            .read_timeout(silence)
+            .timeout(WHOLE)
+            .pool_idle_timeout(IDLE)
+            .no_proxy()
+            .build();
         let client = client.map_err(Failure::cannot_observe)?;
         Ok(Self { api: api.trim_end_matches('/').to_owned(), runtime, client })
     }
@@ -166,23 +185,53 @@ impl Asker {
                 root_cause(e)
             ))
         };
-        self.runtime.block_on(async {
-            let mut answer = self.client.get(&url).send().await.map_err(|e| gone(&e))?;
+        let cut = |e: &reqwest::Error, after: usize| {
+            Failure::cannot_observe(anyhow!(
+                "the answer of {} stopped after {after} bytes: {} (fewer rooms make it shorter: --rooms of `roomtrace top`)",
+                without_login(&url),
+                root_cause(e)
+            ))
+        };
+        let (status, packed, body) = self.runtime.block_on(async {
+            let mut answer =
+                self.client.get(&url).header(ACCEPT_ENCODING, "gzip").send().await.map_err(|e| gone(&e))?;
             let status = answer.status().as_u16();
+            let packed = answer.headers().get(CONTENT_ENCODING).is_some_and(|coding| coding == "gzip");
             let mut body = Vec::new();
-            while let Some(part) = answer.chunk().await.map_err(|e| gone(&e))? {
+            while let Some(part) = answer.chunk().await.map_err(|e| cut(&e, body.len()))? {
                 if body.len() + part.len() > ANSWER_MAX {
-                    return Err(Failure::cannot_observe(anyhow!(
-                        "{} answers with more than {} MiB (is that a Roomtrace agent?)",
-                        without_login(&url),
-                        ANSWER_MAX >> 20
-                    )));
+                    return Err(too_long(&url));
                 }
                 body.extend_from_slice(&part);
             }
-            Ok((status, String::from_utf8_lossy(&body).into_owned()))
-        })
+            Ok((status, packed, body))
+        })?;
+        let body = if packed { unpacked(&body, &url)? } else { body };
+        Ok((status, String::from_utf8_lossy(&body).into_owned()))
     }
+}
+
+fn unpacked(body: &[u8], url: &str) -> Result<Vec<u8>, Failure> {
+    let mut whole = Vec::new();
+    let mut from = flate2::read::MultiGzDecoder::new(body).take(ANSWER_MAX as u64 + 1);
+    from.read_to_end(&mut whole).map_err(|e| {
+        Failure::cannot_observe(anyhow!(
+            "{} answers with what cannot be unpacked: {e} (is that a Roomtrace agent?)",
+            without_login(url)
+        ))
+    })?;
+    if whole.len() > ANSWER_MAX {
+        return Err(too_long(url));
+    }
+    Ok(whole)
+}
+
+fn too_long(url: &str) -> Failure {
+    Failure::cannot_observe(anyhow!(
+        "{} answers with more than {} MiB (is that a Roomtrace agent?)",
+        without_login(url),
+        ANSWER_MAX >> 20
+    ))
 }
 
 fn root_cause(error: &dyn std::error::Error) -> String {
@@ -191,4 +240,85 @@ fn root_cause(error: &dyn std::error::Error) -> String {
         cause = next;
     }
     cause.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+    use std::io::{Read as _, Write as _};
+    use std::net::TcpListener;
+    use std::thread;
+
+    use super::*;
+
+    const SILENCE: Duration = Duration::from_secs(2);
+
+    /// Answers one question with these parts, a pause before each. Returns the question.
+    fn answering(parts: Vec<Vec<u8>>, pause: Duration) -> (String, thread::JoinHandle<String>) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let api = format!("http://{}", listener.local_addr().unwrap());
+        let run = move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut question = vec![0; 4096];
+            let n = stream.read(&mut question).unwrap();
+            for part in parts {
+                thread::sleep(pause);
+                // Who asks may have left.
+                let _ = stream.write_all(&part);
+            }
+            // Until who asks has left.
+            let _ = stream.read(&mut [0]);
+            String::from_utf8_lossy(question.get(..n).unwrap_or_default()).into_owned()
+        };
+        (api, thread::spawn(run))
+    }
+
+    fn head(fields: &str, length: usize) -> Vec<u8> {
+        format!("HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n{fields}\r\n").into_bytes()
+    }
+
+    #[test]
+    fn an_answer_may_take_longer_than_silence_may() {
+        let pause = SILENCE / 6;
+        let mut parts = vec![head("", 8)];
+        parts.extend(b"{\"a\": 1}".iter().map(|byte| vec![*byte]));
+        let (api, server) = answering(parts, pause);
+        let asker = Asker::patient(&api, SILENCE).unwrap();
+        assert_eq!(asker.get("/status").unwrap(), (200, json!({"a": 1})));
+        drop(asker);
+        server.join().unwrap();
+    }
+
+    #[test]
+    fn an_answer_that_stops_is_told_from_no_answer() {
+        let (api, server) = answering(vec![[head("", 8), b"{\"a".to_vec()].concat()], Duration::ZERO);
+        let asker = Asker::patient(&api, SILENCE / 4).unwrap();
+        let why = asker.get("/status").unwrap_err().error.to_string();
+        assert!(why.contains("stopped after 3 bytes") && why.contains("--rooms"), "{why}");
+        drop(asker);
+        server.join().unwrap();
+    }
+
+    #[test]
+    fn answers_are_asked_for_compressed_and_unpacked_within_a_limit() {
+        let packed = |text: &[u8]| {
+            let mut to = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+            to.write_all(text).unwrap();
+            to.finish().unwrap()
+        };
+        let ask = |body: Vec<u8>| {
+            let answer = [head("content-encoding: gzip\r\n", body.len()), body].concat();
+            let (api, server) = answering(vec![answer], Duration::ZERO);
+            let asker = Asker::patient(&api, SILENCE).unwrap();
+            let got = asker.get("/status").map_err(|f| f.error.to_string());
+            drop(asker);
+            assert!(server.join().unwrap().contains("accept-encoding: gzip"));
+            got
+        };
+        assert_eq!(ask(packed(b"{\"a\": 1}")), Ok((200, json!({"a": 1}))));
+        let why = ask(packed(&vec![b' '; ANSWER_MAX + 1])).unwrap_err();
+        assert!(why.contains("more than 64 MiB"), "{why}");
+        let why = ask(b"no gzip".to_vec()).unwrap_err();
+        assert!(why.contains("cannot be unpacked"), "{why}");
+    }
 }

@@ -22,6 +22,7 @@ use serde_json::json;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
+use super::compress::compressed;
 use super::counters::{Counters, Reason, Signal};
 use super::metrics::{MetricsSnapshot, Source};
 use super::process::Process;
@@ -115,6 +116,7 @@ fn router(answers: Arc<Answers>) -> Router {
         .merge(page::routes())
         .fallback(|| async { error(StatusCode::NOT_FOUND, "no such page") })
         .method_not_allowed_fallback(|| async { error(StatusCode::METHOD_NOT_ALLOWED, "only GET is served") })
+        .layer(middleware::from_fn(compressed))
         .layer(middleware::from_fn(in_time))
         .with_state(answers)
 }
@@ -274,9 +276,14 @@ async fn findings(
     Json(json!({
         "findings": records(&found.open),
         "total": found.total,
-        "closed": records(&found.closed),
+        "closed": records(newest(&found.closed, limit)),
     }))
     .into_response()
+}
+
+/// The last of those that are over, as many as of those that are open.
+fn newest(closed: &[Finding], limit: usize) -> &[Finding] {
+    closed.get(closed.len().saturating_sub(limit)..).unwrap_or_default()
 }
 
 async fn healthz(State(a): State<Arc<Answers>>) -> Response {

@@ -11,8 +11,8 @@ use super::picture::Answers;
 use crate::cli::remote::Asker;
 use crate::cli::{Failure, clean, explain};
 
-/// Findings fetched.
-const FINDINGS: usize = 100;
+/// Findings fetched at most, where as many rooms are.
+const FINDINGS: u16 = 100;
 
 /// What a thread tells.
 pub(super) enum News {
@@ -41,7 +41,7 @@ pub(super) fn look(asker: &Asker, rooms: u16) -> Result<Answers, Failure> {
         open: list("pinned=false")?,
         overdue: list("overdue=true")?,
         pinned: list("pinned=true")?,
-        findings: json(&format!("/api/v1/findings?limit={FINDINGS}"))?,
+        findings: json(&format!("/api/v1/findings?limit={}", rooms.min(FINDINGS)))?,
         status,
         metrics: clean_lines(&metrics),
     })
