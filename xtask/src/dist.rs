@@ -6,6 +6,7 @@
 
 pub(crate) mod archive;
 mod deb;
+mod documents;
 pub(crate) mod image;
 mod sbom;
 
@@ -119,17 +120,10 @@ fn for_hosts(name: &str, agent: &Path) -> Result<Vec<Entry>> {
         Entry::file(at("roomtrace.service"), root.join("deploy/systemd/roomtrace.service")),
         Entry::file(at("roomtrace.yaml"), root.join("agent/roomtrace.yaml")),
     ];
-    for file in ["README.md", "CHANGELOG.md", "LICENSE"] {
+    for file in ["CHANGELOG.md", "LICENSE"] {
         entries.push(Entry::file(at(file), root.join(file)));
     }
-    entries.push(Entry::directory(at("docs")));
-    for document in deb::DOCUMENTS {
-        entries.push(Entry::file(at(&format!("docs/{document}")), root.join("docs").join(document)));
-    }
-    entries.push(Entry::directory(at("dashboards")));
-    for (path, file) in below(&root.join("dashboards"))? {
-        entries.push(Entry::file(at(&format!("dashboards/{path}")), file));
-    }
+    entries.extend(documents::entries(name)?);
     Ok(entries)
 }
 

@@ -5,57 +5,63 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 
-use super::archive::gzip;
+use super::archive::{Content, Entry, gzip};
+use super::documents;
 use crate::install;
 
-/// Documents in it.
-pub(crate) const DOCUMENTS: [&str; 9] = [
-    "install.md",
-    "verdicts.md",
-    "runbook.md",
-    "limits.md",
-    "compatibility.md",
-    "metrics.md",
-    "overhead.md",
-    "threat-model.md",
-    "architecture.md",
-];
+/// What it installs.
+pub(crate) fn files(agent: &Path) -> Result<Vec<Entry>> {
+    let root = install::root();
+    let docs = "usr/share/doc/roomtrace";
+    let read = |path: &str| {
+        let path = install::root().join(path);
+        std::fs::read(&path).with_context(|| format!("read {}", path.display()))
+    };
+    let mut files = vec![
+        Entry::program("usr/bin/roomtrace", agent),
+        Entry::file(
+            "usr/lib/systemd/system/roomtrace.service",
+            root.join("deploy/systemd/roomtrace.service"),
+        ),
+        Entry::file("etc/roomtrace/roomtrace.yaml", root.join("agent/roomtrace.yaml")),
+        Entry::text(format!("{docs}/changelog.gz"), gzip(&read("CHANGELOG.md")?)?),
+        Entry::text(format!("{docs}/copyright"), copyright(&read("LICENSE")?)),
+    ];
+    files.extend(documents::entries(docs)?);
+    Ok(files)
+}
 
 /// Packs `agent` into `out`/`roomtrace_VERSION_ARCH.deb`.
 pub(crate) fn pack(agent: &Path, out: &Path, time: u64) -> Result<PathBuf> {
     let root = out.join("deb-root");
     install::empty(&root)?;
-    let put = |to: &str, bytes: &[u8], mode: &str| -> Result<()> {
-        let to = root.join(to);
+    let put = |entry: &Entry| -> Result<()> {
+        let to = root.join(&entry.path);
+        let bytes = match &entry.content {
+            Content::Directory => {
+                return std::fs::create_dir_all(&to).with_context(|| format!("make {}", to.display()));
+            }
+            Content::File(from) => std::fs::read(from).with_context(|| format!("read {}", from.display()))?,
+            Content::Bytes(bytes) => bytes.clone(),
+        };
         if let Some(parent) = to.parent() {
             std::fs::create_dir_all(parent)?;
         }
         std::fs::write(&to, bytes).with_context(|| format!("write {}", to.display()))?;
-        install::run(Command::new("chmod").arg(mode).arg(&to))
+        install::run(Command::new("chmod").arg(format!("{:o}", entry.mode)).arg(&to))
     };
-    let read = |path: &str| {
-        let path = install::root().join(path);
-        std::fs::read(&path).with_context(|| format!("read {}", path.display()))
-    };
-    let program = std::fs::read(agent).with_context(|| format!("read {}", agent.display()))?;
-    put("usr/bin/roomtrace", &program, "755")?;
-    put("usr/lib/systemd/system/roomtrace.service", &read("deploy/systemd/roomtrace.service")?, "644")?;
-    put("etc/roomtrace/roomtrace.yaml", &read("agent/roomtrace.yaml")?, "644")?;
-    let docs = "usr/share/doc/roomtrace";
-    for name in DOCUMENTS {
-        put(&format!("{docs}/{name}"), &read(&format!("docs/{name}"))?, "644")?;
+    for entry in files(agent)? {
+        put(&entry)?;
     }
-    put(&format!("{docs}/README.md"), &read("README.md")?, "644")?;
-    put(&format!("{docs}/changelog.gz"), &gzip(&read("CHANGELOG.md")?)?, "644")?;
-    put(&format!("{docs}/copyright"), &copyright(&read("LICENSE")?), "644")?;
     for script in ["postinst", "prerm", "postrm"] {
-        put(&format!("DEBIAN/{script}"), &read(&format!("deploy/deb/{script}"))?, "755")?;
+        let from = install::root().join("deploy/deb").join(script);
+        put(&Entry::program(format!("DEBIAN/{script}"), from))?;
     }
-    put("DEBIAN/conffiles", b"/etc/roomtrace/roomtrace.yaml\n", "644")?;
+    put(&Entry::text("DEBIAN/conffiles", "/etc/roomtrace/roomtrace.yaml\n"))?;
     let architecture = install::output(Command::new("dpkg").arg("--print-architecture"))?;
     let architecture = architecture.trim();
     let control = control(architecture, &glibc(agent)?, installed_kib(&root)?);
-    put("DEBIAN/control", control.as_bytes(), "644")?;
+    put(&Entry::text("DEBIAN/control", control))?;
     // Whoever packs may have a umask that shuts others out.
     install::run(Command::new("find").arg(&root).args(["-type", "d", "-exec", "chmod", "755", "{}", "+"]))?;
     let file = out.join(format!("roomtrace_{}_{architecture}.deb", env!("CARGO_PKG_VERSION")));
