@@ -88,7 +88,8 @@ fn whole(of: &Dashboard) -> Value {
         (x, row) = (x + width, row.max(height));
     }
     if of.room {
-        panels.push(trace(panels.len() + 1, y + row));
+        panels.push(found(panels.len() + 1, y + row));
+        panels.push(path(panels.len() + 1, y + row + FOUND));
     }
     json!({
         "uid": of.uid,
@@ -132,7 +133,9 @@ fn variables(d: &Dashboard) -> Vec<Value> {
     all.push(host);
     if d.room {
         all.push(source("traces", "Traces", "jaeger"));
-        all.push(json!({"name": "room", "label": "Room", "type": "textbox", "query": "", "hide": 0}));
+        for (name, label) in [("room", "Room"), ("trace", "Trace")] {
+            all.push(json!({"name": name, "label": label, "type": "textbox", "query": "", "hide": 0}));
+        }
     }
     all
 }
@@ -197,6 +200,7 @@ fn panel(of: &Panel, id: usize, at: (u32, u32)) -> Value {
         "options": options, "targets": targets
     });
     if of.show == Show::Table {
+        panel["fieldConfig"]["overrides"] = json!([to_host()]);
         let hidden = json!({"Time": true, "__name__": true, "job": true});
         panel["transformations"] = json!([{"id": "organize", "options": {"excludeByName": hidden}}]);
     }
@@ -206,8 +210,28 @@ fn panel(of: &Panel, id: usize, at: (u32, u32)) -> Value {
 /// Services that spans of rooms are under: engines' processes, and the agent where it does not know the process.
 pub(crate) const SERVICES: [&str; 2] = ["sglang", "roomtrace"];
 
-/// The room's trace: both hosts' spans, found by the room's number.
-fn trace(id: usize, y: u32) -> Value {
+/// A column whose values lead somewhere.
+fn leading(column: &str, title: &str, url: &str) -> Value {
+    json!({
+        "matcher": {"id": "byName", "options": column},
+        "properties": [{"id": "links", "value": [{"title": title, "url": url, "targetBlank": false}]}]
+    })
+}
+
+/// From a row to its host.
+fn to_host() -> Value {
+    leading(
+        "instance",
+        "This host",
+        "/d/roomtrace-host?var-prometheus=${prometheus}&var-instance=${__value.text:percentencode}&${__url_time_range}",
+    )
+}
+
+/// Height of the list of a room's traces.
+const FOUND: u32 = 7;
+
+/// The room's traces, found by its number; a click on one shows its path below.
+fn found(id: usize, y: u32) -> Value {
     let search = |(reference, service): (&str, &str)| {
         json!({
             "refId": reference, "datasource": {"type": "jaeger", "uid": TRACES},
@@ -215,16 +239,33 @@ fn trace(id: usize, y: u32) -> Value {
         })
     };
     let targets: Vec<Value> = ["A", "B"].into_iter().zip(SERVICES).map(search).collect();
+    let to_path = leading(
+        "traceID",
+        "Its path",
+        "/d/roomtrace-room?var-prometheus=${prometheus}&var-traces=${traces}&var-room=${room:percentencode}&var-trace=${__value.raw}&${__url_time_range}",
+    );
     json!({
         "id": id, "type": "table", "title": "Traces of room $room",
-        "description": "Choose one to see its phases, messages, and the link to the engine's own trace. A pinned room has \
-                        spans `room_pinned` before it ends.",
+        "description": "Choose one to see its path below. A pinned room has spans `room_pinned` before it ends.",
         "datasource": {"type": "jaeger", "uid": TRACES},
-        "gridPos": {"x": 0, "y": y, "w": 24, "h": 10},
-        "fieldConfig": {"defaults": {}, "overrides": []},
+        "gridPos": {"x": 0, "y": y, "w": 24, "h": FOUND},
+        "fieldConfig": {"defaults": {}, "overrides": [to_path]},
         "options": {"showHeader": true, "frameIndex": 0},
         "transformations": [{"id": "merge", "options": {}}],
         "targets": targets
+    })
+}
+
+/// One trace: phases and messages of both hosts, and the link to the engine's own trace.
+fn path(id: usize, y: u32) -> Value {
+    json!({
+        "id": id, "type": "traces", "title": "Path of trace $trace",
+        "description": "Both hosts' phases and messages on one time axis; links of a span lead to the engine's own trace.",
+        "datasource": {"type": "jaeger", "uid": TRACES},
+        "gridPos": {"x": 0, "y": y, "w": 24, "h": 16},
+        "fieldConfig": {"defaults": {}, "overrides": []},
+        "options": {},
+        "targets": [{"refId": "A", "datasource": {"type": "jaeger", "uid": TRACES}, "query": "$trace"}]
     })
 }
 
@@ -262,5 +303,51 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// Values of `url` below a value.
+    fn urls(value: &Value, found: &mut Vec<String>) {
+        match value {
+            Value::Array(all) => all.iter().for_each(|value| urls(value, found)),
+            Value::Object(fields) => {
+                found.extend(fields.get("url").and_then(Value::as_str).map(str::to_owned));
+                fields.values().for_each(|value| urls(value, found));
+            }
+            _ => {}
+        }
+    }
+
+    #[test]
+    fn links_lead_to_dashboards_and_fill_in_variables_that_these_have() {
+        let (mut checked, mut from) = (0, Vec::new());
+        for dashboard in ALL {
+            let mut found = Vec::new();
+            urls(&whole(dashboard), &mut found);
+            // The drop-down of all dashboards has none of its own.
+            for url in found.iter().filter(|url| !url.is_empty()) {
+                let (uid, query) = url.strip_prefix("/d/").unwrap().split_once('?').unwrap();
+                let to = ALL.iter().find(|d| d.uid == uid).unwrap();
+                let names: Vec<Value> = variables(to).iter().map(|v| v["name"].clone()).collect();
+                for part in query.split('&').filter(|part| *part != "${__url_time_range}") {
+                    let (name, _) = part.strip_prefix("var-").unwrap().split_once('=').unwrap();
+                    assert!(names.contains(&name.into()), "{uid} has no variable {name}");
+                }
+                checked += 1;
+                from.push((dashboard.uid, to.uid));
+            }
+        }
+        assert!(checked >= 4, "{checked}");
+        for pair in [("roomtrace-fleet", "roomtrace-host"), ("roomtrace-room", "roomtrace-room")] {
+            assert!(from.contains(&pair), "{pair:?} is missing");
+        }
+    }
+
+    #[test]
+    fn one_rooms_path_is_the_trace_that_was_chosen() {
+        let room = ALL.iter().find(|d| d.room).unwrap();
+        let whole = whole(room);
+        let panels = whole["panels"].as_array().unwrap();
+        let path = panels.iter().find(|p| p["type"] == "traces").unwrap();
+        assert_eq!(path["targets"][0]["query"], "$trace");
     }
 }

@@ -66,7 +66,8 @@ const FLEET: Dashboard = Dashboard {
         },
         Panel {
             title: "Who owes the next move",
-            about: "Pinned rooms by verdict, confidence and debtor.",
+            about: "Pinned rooms by verdict and pair of hosts: `instance` sees the room, `owed_instance` owes the next move to it. Where both \
+                    are one host it owes to another, whose own agent names the pair.",
             show: Show::Table,
             unit: "short",
             size: (14, 9),
@@ -84,6 +85,17 @@ const FLEET: Dashboard = Dashboard {
             queries: &[(
                 "sum by (instance, class, confidence, role) (roomtrace_findings_open{instance=~\"$instance\"}) > 0",
                 "",
+            )],
+        },
+        Panel {
+            title: "Pinned rooms by pair of hosts",
+            about: "Whose move which host waits for. A pair that stays while others come and go is a bad link, or a bad host at one end of it.",
+            show: Show::Stack,
+            unit: "short",
+            size: (24, 8),
+            queries: &[(
+                "sum by (instance, owed_instance) (roomtrace_rooms_pinned{instance=~\"$instance\"}) > 0",
+                "{{instance}} waits for {{owed_instance}}",
             )],
         },
         Panel {
