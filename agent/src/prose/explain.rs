@@ -109,12 +109,7 @@ impl<'a> Head<'a> {
             name: format!("room {}{}{}", text(&record["room"]), rid(record), life(record)),
             state: state(record),
             owes: owes(record).filter(|_| !closed(record)),
-            ends: pinned.then(|| match verdict["ends_by_itself"]["at"].as_str() {
-                Some(at) => {
-                    format!("ends by itself at {} ({})", clock(at), text(&verdict["ends_by_itself"]["timer"]))
-                }
-                None => "never ends by itself".to_owned(),
-            }),
+            ends: pinned.then(|| ends(record)),
             shared: shared(verdict, findings).filter(|_| pinned),
             holds: pages(record).filter(|_| pinned).map(|pages| format!("holds {pages} pages")),
             act: first_act(verdict).filter(|_| pinned),
@@ -130,6 +125,22 @@ impl<'a> Head<'a> {
         parts.into_iter().flatten().collect::<Vec<_>>().join(" · ")
     }
 }
+
+/// Whether it ends by itself: once the engine's timer should have, that it did not, for then the timer is set longer than known, or gone
+/// with what held it.
+fn ends(record: &Value) -> String {
+    let timer = &record["verdict"]["ends_by_itself"];
+    let Some(at) = timer["at"].as_str() else { return "never ends by itself".to_owned() };
+    let late = record["time"].as_str().and_then(|now| seconds(at, now));
+    let (at, timer) = (clock(at), text(&timer["timer"]));
+    if late.is_some_and(|late| late > TIMER_GRACE) {
+        return format!("was due to end by itself at {at} ({timer}); it did not");
+    }
+    format!("ends by itself at {at} ({timer})")
+}
+
+/// Seconds that an engine may take to look at its timers.
+const TIMER_GRACE: f64 = 5.0;
 
 /// The first line, as in `rooms`.
 pub(crate) fn summary(record: &Value, findings: &[Value]) -> String {
@@ -501,4 +512,33 @@ fn log_lines(out: &mut String, record: &Value) {
 
 pub(super) fn since(from: &str, to: &str) -> String {
     seconds(from, to).map_or_else(String::new, |s| format!("{s:+.3}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_timer_that_has_passed_is_no_promise() {
+        let line = |now: &str, timer: Value| {
+            let record = json!({
+                "room": "7", "pinned": true, "time": now,
+                "verdict": {"class": "status_lost", "ends_by_itself": timer}
+            });
+            summary(&record, &[])
+        };
+        let timer = json!({"timer": "a timer, 300 s by default", "at": "2026-01-01T02:52:24Z"});
+        let promise = " · ends by itself at 02:52:24 (a timer, 300 s by default)";
+        for now in ["2026-01-01T02:47:00Z", "2026-01-01T02:52:27Z"] {
+            let line = line(now, timer.clone());
+            assert!(line.contains(promise), "{line}");
+        }
+        let late = line("2026-01-01T02:57:00Z", timer);
+        let told = " · was due to end by itself at 02:52:24 (a timer, 300 s by default); it did not";
+        assert!(late.contains(told) && !late.contains(promise), "{late}");
+        let none = line("2026-01-01T02:57:00Z", Value::Null);
+        assert!(none.contains(" · never ends by itself"), "{none}");
+    }
 }
