@@ -1,15 +1,72 @@
 //! JSON schema of the chart's values, from the files that hold their defaults. Pure.
 //!
-//! Of a key the schema says its comment and the type of its default, and that no other keys are beside it.
+//! Of a key the schema says its comment and the type of its default, and that no other keys are beside it. What Kubernetes takes as it is
+//! has the keys that Kubernetes knows there; volumes alone, of which there are dozens of kinds, are left to the cluster.
 
 use std::collections::BTreeMap;
 
 use anyhow::{Context, Result};
 use serde_json::{Map, Value, json};
 
-/// Objects of the chart's values whose keys are Kubernetes' or the operator's.
-const FREE: [&str; 5] =
-    ["resources", "seccompProfile", "updateStrategy", "dashboards.labels", "collector.resources"];
+/// Maps whose keys are anybody's.
+const FREE: [&str; 1] = ["dashboards.labels"];
+
+/// Keys of short maps, which have no comment of their own, by the end of their path.
+const SHORT: [(&str, &str); 8] = [
+    ("tls.ca", "PEM file: authority of the receiver."),
+    ("tls.cert", "PEM file: own certificate."),
+    ("tls.key", "PEM file: its key."),
+    ("queue.items", "What waits at most, in spans or records."),
+    ("queue.bytes", "What waits at most, in bytes."),
+    ("queue.keep", "How long it waits at most."),
+    ("forward.tls", "PEM files: authority of the receiver, own certificate and its key."),
+    (
+        "forward.queue",
+        "What waits for a receiver that cannot be reached; the rest is refused, and the engines try again.",
+    ),
+];
+
+/// Keys of `spans.forward` mean what those of `export.otlp` do.
+const FORWARD: (&str, &str) = ("spans.forward.", "export.otlp.");
+
+/// Durations as the agent takes them: numbers with units, or ISO 8601.
+const DURATION: &str = "^(P.*|( *[0-9]+([.,][0-9]+)? *(h|hrs?|hours?|m|mins?|minutes?|s|secs?|seconds?|ms|msecs?|millis?|milliseconds?),?)+ *)$";
+
+/// An address with a port.
+const ADDRESS: &str = "^([0-9.]+|\\[[0-9a-fA-F:.]+\\]):[0-9]{1,5}$";
+
+/// What Kubernetes takes as it is: the keys that it knows there (API 1.37).
+fn kubernetes(path: &str) -> Option<Value> {
+    let keys = |names: &[&str]| -> Value {
+        let properties: Map<String, Value> =
+            names.iter().map(|name| ((*name).to_owned(), json!({}))).collect();
+        json!({"type": "object", "additionalProperties": false, "properties": properties})
+    };
+    let list = |of: Value| json!({"type": "array", "items": of});
+    let required = |mut of: Value, names: &[&str]| {
+        of["required"] = json!(names);
+        of
+    };
+    Some(match path {
+        "resources" | "collector.resources" => keys(&["requests", "limits", "claims"]),
+        "seccompProfile" => {
+            let mut of = keys(&["type", "localhostProfile"]);
+            of["properties"]["type"] = json!({"enum": ["RuntimeDefault", "Localhost", "Unconfined"]});
+            of
+        }
+        "updateStrategy" => {
+            let mut of = keys(&["type", "rollingUpdate"]);
+            of["properties"]["type"] = json!({"enum": ["RollingUpdate", "OnDelete"]});
+            of["properties"]["rollingUpdate"] = keys(&["maxUnavailable", "maxSurge"]);
+            of
+        }
+        "imagePullSecrets" => list(required(keys(&["name"]), &["name"])),
+        "tolerations" => list(keys(&["key", "operator", "value", "effect", "tolerationSeconds"])),
+        "extraEnv" | "collector.extraEnv" => list(required(keys(&["name", "value", "valueFrom"]), &["name"])),
+        "networkPolicy.from" => list(keys(&["podSelector", "namespaceSelector", "ipBlock"])),
+        _ => return None,
+    })
+}
 
 /// The values' schema: of the chart, and below `config` of the agent.
 pub(super) fn schema(values: &str, agent: &str) -> Result<String> {
@@ -19,6 +76,7 @@ pub(super) fn schema(values: &str, agent: &str) -> Result<String> {
     let mut config = Of { comments: &comments(agent), may_be_null: true }.object("", &agent_defaults);
     let properties = &mut schema["properties"];
     config["description"] = properties["config"]["description"].take();
+    config["properties"]["http"]["properties"]["listen"]["type"] = "string".into();
     properties["config"] = config;
     // Of a chart that has this one as a part.
     properties["global"] = json!({"type": "object", "description": "Helm's own; not used."});
@@ -27,8 +85,11 @@ pub(super) fn schema(values: &str, agent: &str) -> Result<String> {
         "type": "object", "additionalProperties": false, "required": ["key", "operator"],
         "properties": {
             "key": {"type": "string", "description": "Name of the label."},
-            "operator": {"enum": ["In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt"]},
-            "values": {"type": "array", "items": {"type": "string"}},
+            "operator": {
+                "enum": ["In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt"],
+                "description": "How its value is compared."
+            },
+            "values": {"type": "array", "items": {"type": "string"}, "description": "With what; none for Exists and DoesNotExist."},
         }
     });
     schema["$schema"] = "http://json-schema.org/draft-07/schema#".into();
@@ -52,15 +113,28 @@ impl Of<'_> {
         for (key, default) in defaults.as_object().into_iter().flatten() {
             let path = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
             let mut of = self.value(&path, default);
-            if let Some(comment) = self.comments.get(&path) {
-                of["description"] = comment.as_str().into();
+            if let Some(comment) = self.comment(&path) {
+                of["description"] = comment.into();
             }
             properties.insert(key.clone(), of);
         }
         json!({"type": "object", "additionalProperties": false, "properties": properties})
     }
 
+    fn comment(&self, path: &str) -> Option<&str> {
+        let own = |path: &str| self.comments.get(path).map(String::as_str);
+        let short = || {
+            let dotted = format!(".{path}");
+            SHORT.iter().find(|(end, _)| dotted.ends_with(&format!(".{end}"))).map(|(_, comment)| *comment)
+        };
+        let meant = || own(&path.replacen(FORWARD.0, FORWARD.1, 1)).filter(|_| path.starts_with(FORWARD.0));
+        own(path).or_else(short).or_else(meant)
+    }
+
     fn value(&self, path: &str, default: &Value) -> Value {
+        if let Some(of) = kubernetes(path).filter(|_| !self.may_be_null) {
+            return of;
+        }
         let text = if self.may_be_null { json!(["string", "null"]) } else { json!("string") };
         match default {
             Value::Object(map) if map.is_empty() || FREE.contains(&path) => json!({"type": "object"}),
@@ -68,11 +142,21 @@ impl Of<'_> {
             Value::Array(_) => json!({"type": "array"}),
             Value::Bool(b) => json!({"type": "boolean", "default": b}),
             Value::Number(n) => json!({"type": "integer", "default": n}),
+            Value::String(s) if is_duration(s) => json!({"type": text, "default": s, "pattern": DURATION}),
+            Value::String(s) if path == "http.listen" => {
+                json!({"type": text, "default": s, "pattern": ADDRESS})
+            }
             Value::String(s) => json!({"type": text, "default": s}),
             // What may be left out is a text in both files.
             Value::Null => json!({"type": ["string", "null"], "default": null}),
         }
     }
+}
+
+/// Whether a default is one, and so whatever stands in its place: `10s`.
+fn is_duration(text: &str) -> bool {
+    let unit = text.trim_start_matches(|c: char| c.is_ascii_digit());
+    unit.len() < text.len() && ["ms", "s", "m", "h"].contains(&unit)
 }
 
 /// The comment above each key, by the key's path. Both files are in block style, lists and short maps in flow style.
@@ -129,32 +213,35 @@ mod tests {
         let schema: Value = serde_json::from_str(&text).unwrap();
         let mut bare = Vec::new();
         undescribed("", &schema, &mut bare);
-        // Groups whose keys say it all.
-        let groups = [
-            "collector",
-            "dashboards",
-            "gpu",
-            "gpuNodes",
-            "image",
-            "networkPolicy",
-            "prometheusRule",
-            "serviceAccount",
-            "serviceMonitor",
-        ];
-        bare.retain(|path| !groups.contains(&path.as_str()));
         assert!(bare.is_empty(), "no comment above {bare:?}");
+        let of = &schema["properties"]["config"]["properties"]["spans"]["properties"]["forward"];
+        let same = &schema["properties"]["config"]["properties"]["export"]["properties"]["otlp"];
+        let description = |of: &Value| of["properties"]["timeout"]["description"].clone();
+        assert_eq!(description(of), description(same));
     }
 
     fn undescribed(path: &str, schema: &Value, bare: &mut Vec<String>) {
-        for (key, of) in schema["properties"].as_object().into_iter().flatten() {
+        // Inside of Kubernetes' own objects the description is Kubernetes'.
+        if kubernetes(path).is_some() {
+            return;
+        }
+        let items = schema["items"]["properties"].as_object();
+        for (key, of) in schema["properties"].as_object().or(items).into_iter().flatten() {
             let path = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
-            if path == "config" {
-                continue;
-            }
             if !of["description"].is_string() {
                 bare.push(path.clone());
             }
             undescribed(&path, of, bare);
+        }
+    }
+
+    #[test]
+    fn durations_are_told_from_other_texts() {
+        for text in ["10s", "250ms", "5m"] {
+            assert!(is_duration(text), "{text}");
+        }
+        for text in ["", "s", "5", "5x", "auto", "0.0.0.0:9713"] {
+            assert!(!is_duration(text), "{text}");
         }
     }
 }

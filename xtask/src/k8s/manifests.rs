@@ -32,13 +32,25 @@ podLabels: {c: d}\n";
 /// The same with the Collector, which has no place in the node's network.
 const COLLECTOR: &str = "collector: {enabled: true, gateways: gateway.observability}\n";
 
-/// What must be refused, and the key that must be named.
-const WRONG: [(&str, &str); 5] = [
+/// What must be refused, and what must be named.
+const WRONG: [(&str, &str); 17] = [
     ("tolerationz: []\n", "tolerationz"),
     ("config: {rooms: {flor: 5s}}\n", "flor"),
+    ("config: {rooms: {floor: 5x}}\n", "/config/rooms/floor"),
     ("config: {engine: {scrape: maybe}}\n", "scrape"),
+    ("config: null\n", "config has nothing in it"),
+    ("config: {http: {listen: \"127.0.0.1:9713\"}}\n", "config.http.listen is"),
+    ("config: {http: {listen: everywhere}}\n", "/config/http/listen"),
     ("image: {pullPolicy: Sometimes}\n", "pullPolicy"),
     ("gpuNodes: {labels: [{key: gpu, operater: Exists}]}\n", "operater"),
+    ("resources: {limit: {cpu: 1}}\n", "limit"),
+    ("collector: {resources: {limit: {cpu: 1}}}\n", "limit"),
+    ("tolerations: [{oprator: Exists}]\n", "oprator"),
+    ("extraEnv: [{nme: x}]\n", "nme"),
+    ("seccompProfile: {typ: RuntimeDefault}\n", "typ"),
+    ("updateStrategy: {rollingUpdate: {maxUnavail: 3}}\n", "maxUnavail"),
+    ("networkPolicy: {from: [{podSelecter: {}}]}\n", "podSelecter"),
+    ("imagePullSecrets: [{nam: x}]\n", "nam"),
 ];
 
 /// Of the Prometheus operator: there is no schema of them in Kubernetes, and the node does not know them.
