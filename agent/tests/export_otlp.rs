@@ -433,6 +433,22 @@ async fn metrics_that_are_taken_in_part_are_counted() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_quota_for_metrics_is_not_called_a_size() {
+    for (code, reason) in [(Code::ResourceExhausted, Reason::Exhausted), (Code::OutOfRange, Reason::TooLarge)]
+    {
+        // Nothing else is sent than the last metrics.
+        let receiver = Receiver::answering([Answer::Code(code)]);
+        let exports = started(to(format!("http://{}", receiver.grpc_here().await))).await;
+        let counters = exports.counters();
+        exports.shutdown(GRACE).await;
+        for other in Reason::ALL {
+            let dropped = counters.dropped(Signal::Metrics, other);
+            assert_eq!(dropped, u64::from(other == reason), "{code:?} {}", other.label());
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn http_429_is_tried_again_not_before_the_time_it_names() {
     let receiver = Receiver::answering([Answer::Http(429, Some(3))]);
     let mut exports = started(over_http(format!("http://{}", receiver.http_here().await))).await;

@@ -46,6 +46,9 @@ pub enum Reason {
     Rejected,
     /// One item alone is larger than a request may be.
     TooLarge,
+    /// The receiver was short of something and does not say when to come again: a quota, or a request that was too large for it
+    /// (`RESOURCE_EXHAUSTED` says either). Where waiting is of use it is tried again first.
+    Exhausted,
     /// The receiver could not be reached for longer than an item is kept.
     Expired,
     /// The agent stopped before it could be delivered.
@@ -56,8 +59,15 @@ pub enum Reason {
 
 impl Reason {
     /// Every reason.
-    pub const ALL: [Self; 6] =
-        [Self::QueueFull, Self::Rejected, Self::TooLarge, Self::Expired, Self::Shutdown, Self::Write];
+    pub const ALL: [Self; 7] = [
+        Self::QueueFull,
+        Self::Rejected,
+        Self::TooLarge,
+        Self::Exhausted,
+        Self::Expired,
+        Self::Shutdown,
+        Self::Write,
+    ];
 
     /// Label value.
     pub const fn label(self) -> &'static str {
@@ -65,6 +75,7 @@ impl Reason {
             Self::QueueFull => "queue_full",
             Self::Rejected => "rejected",
             Self::TooLarge => "too_large",
+            Self::Exhausted => "exhausted",
             Self::Expired => "expired",
             Self::Shutdown => "shutdown",
             Self::Write => "write",

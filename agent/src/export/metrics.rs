@@ -464,7 +464,8 @@ static METRICS: &[Descriptor] = &[
         kind: Type::Counter,
         unit: "{item}",
         help: "Lines, spans and log records that did not leave the agent, or that their receiver has not taken: `rejected` also where it takes \
-               a request and leaves them out (OTLP's partial success). Of metrics: requests.",
+               a request and leaves them out (OTLP's partial success); `too_large` is one that no request has a place for, `exhausted` a receiver that is short of \
+               something and does not say when to come again (a quota, or a limit that the request is above), `expired` waited too long. Of metrics: requests.",
         labels: &["signal", "reason"],
         read: |s| s.dropped(),
     },

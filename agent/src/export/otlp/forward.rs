@@ -277,9 +277,13 @@ impl Shared {
                     self.pause(self.spread(pause).max(asked)).await;
                     pause = (pause * 2).min(PAUSE.1);
                 }
-                Err(Failure::TooLarge { why, .. }) => {
+                Err(Failure::TooLarge { why, surely: true }) => {
                     self.complain(&why, "too large for the receiver and dropped");
                     return Err(Reason::TooLarge);
+                }
+                Err(Failure::TooLarge { why, surely: false }) => {
+                    self.complain(&why, "a quota or too large, and dropped");
+                    return Err(Reason::Exhausted);
                 }
                 Err(Failure::Never { why }) => {
                     self.complain(&why, "refused for good and dropped");

@@ -171,7 +171,8 @@ impl Told {
             Err(e) => {
                 let (reason, why) = match self.wire.failure(&e.to_string()) {
                     Failure::Later { why, .. } => (Reason::Expired, why),
-                    Failure::TooLarge { why, .. } => (Reason::TooLarge, why),
+                    Failure::TooLarge { why, surely: true } => (Reason::TooLarge, why),
+                    Failure::TooLarge { why, surely: false } => (Reason::Exhausted, why),
                     Failure::Never { why } => (Reason::Rejected, why),
                 };
                 self.counters.drop_items(Signal::Metrics, reason, 1);
