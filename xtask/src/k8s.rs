@@ -69,6 +69,8 @@ fn check(args: &dist::Args) -> Result<Option<String>> {
     if uid.trim() != "0" {
         return Ok(Some("containers and BPF need root".to_owned()));
     }
+    // Before minutes of building.
+    package::possible()?;
     node::install_packages()?;
     let made = dist::make(args)?;
     let doctor = Command::new(&made.agent).arg("doctor").output().context("start the agent")?;
@@ -80,6 +82,7 @@ fn check(args: &dist::Args) -> Result<Option<String>> {
     package::check(&made.deb)?;
     workload::build()?;
     let begun = Instant::now();
+    let chains = node::chains();
     let mut node = Node::start()?;
     told(&format!("a Kubernetes node runs after {} s", begun.elapsed().as_secs()));
     let done = cluster(&mut node, &made.image, &rendered);
@@ -91,6 +94,8 @@ fn check(args: &dist::Args) -> Result<Option<String>> {
             return Err(error.context(format!("the node's logs stay in {}", dir.display())));
         }
     }
+    let left: Vec<_> = node::chains().difference(&chains).cloned().collect();
+    ensure!(left.is_empty(), "the node has left chains of iptables: {left:?}");
     told("the node is gone");
     Ok(None)
 }

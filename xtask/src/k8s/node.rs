@@ -3,7 +3,7 @@
 //!
 //! A guard takes it down: a process that waits for this one to end, however it does (an error, Ctrl-C, a kill).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::fs::File;
 use std::net::TcpListener;
@@ -57,6 +57,28 @@ pub(crate) fn install_packages() -> Result<()> {
     let missing: Vec<&str> =
         PACKAGES.iter().filter(|(file, _)| !there(file)).map(|(_, name)| *name).collect();
     install::debian(&missing)
+}
+
+/// Chains of this machine's packet filters, each with its table. None where there is no iptables.
+pub(crate) fn chains() -> BTreeSet<String> {
+    let mut all = BTreeSet::new();
+    for program in ["iptables-save", "ip6tables-save"] {
+        let Ok(saved) = Command::new(program).output() else { continue };
+        all.extend(named(&String::from_utf8_lossy(&saved.stdout)).map(|chain| format!("{program}: {chain}")));
+    }
+    all
+}
+
+/// Chains of what iptables-save prints: `*TABLE`, then `:CHAIN POLICY`. The built-in ones appear with the first look.
+fn named(saved: &str) -> impl Iterator<Item = String> {
+    let mut table = "";
+    saved.lines().filter_map(move |line| {
+        if let Some(name) = line.strip_prefix('*') {
+            table = name;
+        }
+        let (chain, policy) = line.strip_prefix(':')?.split_once(' ')?;
+        policy.starts_with('-').then(|| format!("{table} {chain}"))
+    })
 }
 
 /// Programs that are built from source.
@@ -339,6 +361,8 @@ state = "{dir}/ctd-run"
                  evictionHard: {{}}\n\
                  enforceNodeAllocatable: []\n\
                  localStorageCapacityIsolation: false\n\
+                 # Else it makes chains in this machine's iptables, one that drops, and leaves them.\n\
+                 makeIPTablesUtilChains: false\n\
                  # What makes the test quick: how soon a change is seen.\n\
                  syncFrequency: 5s\n\
                  podLogsDir: {dir}/podlogs\n",
@@ -469,5 +493,17 @@ fn guard(dir: &Path) -> Result<Child> {
 impl Drop for Node {
     fn drop(&mut self) {
         self.down();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::named;
+
+    #[test]
+    fn chains_that_somebody_made_are_told_from_built_in_ones() {
+        let saved = "# by\n*filter\n:INPUT ACCEPT [0:0]\n:KUBE-FIREWALL - [0:0]\n-A INPUT -j KUBE-FIREWALL\nCOMMIT\n*nat\n:OUTPUT ACCEPT [0:0]\n:KUBE-KUBELET-CANARY - [0:0]\n";
+        let chains: Vec<String> = named(saved).collect();
+        assert_eq!(chains, ["filter KUBE-FIREWALL", "nat KUBE-KUBELET-CANARY"]);
     }
 }

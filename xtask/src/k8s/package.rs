@@ -11,17 +11,34 @@ use crate::install;
 const FILES: [&str; 3] =
     ["/usr/bin/roomtrace", "/usr/lib/systemd/system/roomtrace.service", "/etc/roomtrace/roomtrace.yaml"];
 
-/// Checks it.
-pub(super) fn check(deb: &Path) -> Result<()> {
+/// Where an agent keeps what outlives it.
+const STATE: &str = "/var/lib/roomtrace";
+
+/// Whether the package can be installed and removed here without taking anything from anybody.
+pub(super) fn possible() -> Result<()> {
     let installed =
         install::output(Command::new("dpkg-query").args(["-W", "-f", "${db:Status-Abbrev}", "roomtrace"]));
     ensure!(
         !installed.is_ok_and(|s| s.starts_with("ii")),
         "roomtrace is installed on this host: the test would remove it"
     );
+    unused(Path::new(STATE))
+}
+
+/// No agent runs that keeps its state there.
+fn unused(dir: &Path) -> Result<()> {
+    let lock = dir.join("state.lock");
+    let free = !lock.exists() || Command::new("flock").arg("-n").arg(&lock).arg("true").status()?.success();
+    ensure!(free, "an agent of this host uses {}: end it first", dir.display());
+    Ok(())
+}
+
+/// Checks it.
+pub(super) fn check(deb: &Path) -> Result<()> {
+    possible()?;
     // Has systemd-analyze; nothing of it is started.
     install::debian(&["systemd"])?;
-    let _aside = Aside::put(Path::new("/var/lib/roomtrace"))?;
+    let _aside = Aside::put(Path::new(STATE))?;
     install::output(Command::new("dpkg").arg("-i").arg(deb))?;
     let checked = inside();
     install::output(Command::new("dpkg").args(["-r", "roomtrace"]))?;
@@ -46,10 +63,7 @@ impl Aside {
     fn put(dir: &Path) -> Result<Self> {
         let mut kept = None;
         if dir.exists() {
-            let lock = dir.join("state.lock");
-            let free =
-                !lock.exists() || Command::new("flock").arg("-n").arg(&lock).arg("true").status()?.success();
-            ensure!(free, "an agent of this host uses {}: end it first", dir.display());
+            unused(dir)?;
             let to = dir.with_extension(format!("test-{}", std::process::id()));
             std::fs::rename(dir, &to).with_context(|| format!("put {} aside", dir.display()))?;
             kept = Some(to);
@@ -81,4 +95,23 @@ fn inside() -> Result<String> {
     let said = install::output(Command::new("systemd-analyze").args(security))?;
     let last = said.lines().rev().find(|l| l.contains("exposure level")).unwrap_or_default();
     Ok(last.rsplit_once(": ").map_or(last, |(_, score)| score).trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+    use super::*;
+
+    #[test]
+    fn an_agent_that_runs_is_seen_by_its_lock() {
+        let dir = std::env::temp_dir().join(format!("roomtrace-package-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        unused(&dir).unwrap();
+        let lock = std::fs::File::create(dir.join("state.lock")).unwrap();
+        unused(&dir).unwrap();
+        lock.lock().unwrap();
+        let why = unused(&dir).unwrap_err().to_string();
+        assert!(why.contains("end it first"), "{why}");
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
 }
