@@ -113,14 +113,16 @@ fn cannot_be_live() -> Option<String> {
 }
 
 fn build(places: &Places, with_workload: bool) -> Result<()> {
+    // The first time that takes minutes, so cargo tells how far it is.
     if with_workload {
-        workload::build()?;
+        eprintln!("building the engines");
+        workload::build_telling()?;
     }
     if places.given.is_some() {
         return Ok(());
     }
     eprintln!("building the agent");
-    install::cargo(&["build", "--quiet", "--release", "--package", "roomtrace"])
+    install::cargo(&["build", "--release", "--package", "roomtrace"])
 }
 
 enum Live {

@@ -15,8 +15,17 @@ const OPEN: Duration = Duration::from_mins(1);
 
 /// Installs what it links and its build needs, and builds it.
 pub(crate) fn build() -> Result<()> {
+    build_as(&["--quiet"])
+}
+
+/// The same, with cargo's own word on how far it is.
+pub(crate) fn build_telling() -> Result<()> {
+    build_as(&[])
+}
+
+fn build_as(how: &[&str]) -> Result<()> {
     install::debian(&["libzmq3-dev", "pkg-config"])?;
-    install::cargo(&["build", "--quiet", "--package", "pd-workload"])
+    install::cargo(&[&["build", "--package", "pd-workload"], how].concat())
 }
 
 /// A running workload. Dropping it kills it; its ranks end with it.

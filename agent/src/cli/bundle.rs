@@ -35,15 +35,17 @@ pub(super) fn bundle(args: &BundleArgs) -> Outcome {
     let (_, status) = remote::get(&args.api.api, "/status")?;
     let config = args.config.as_deref().map_or_else(|| Ok(Config::default()), Config::read);
     let config = config.map_err(Failure::usage)?;
-    let path =
-        args.out.clone().unwrap_or_else(|| PathBuf::from(format!("roomtrace-bundle-{}.tar.gz", stamp())));
-    let failed = |e: io::Error| {
+    let cannot = |path: &Path, e: io::Error| {
         Failure::usage(
             anyhow::Error::new(e).context(format!("cannot write {} (another file: --out)", path.display())),
         )
     };
-    // It may name hosts and requests.
-    let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path).map_err(failed)?;
+    let opened = match &args.out {
+        Some(path) => new_file(path).map(|file| (file, path.clone())).map_err(|e| (path.clone(), e)),
+        None => new_of_these(own_names(stamp())),
+    };
+    let (file, path) = opened.map_err(|(path, e)| cannot(&path, e))?;
+    let failed = |e: io::Error| cannot(&path, e);
     let mut archive = Archive {
         tar: tar::Builder::new(GzEncoder::new(file, Compression::default())),
         pseudonyms: args.anonymous.then(Pseudonyms::default),
@@ -68,6 +70,41 @@ pub(super) fn bundle(args: &BundleArgs) -> Outcome {
         let _ = writeln!(text, "left out: {what}");
     }
     print(&text)
+}
+
+/// Names where none was given: of the second, and where one was taken in the same second already, with a number.
+fn own_names(second: u64) -> impl Iterator<Item = PathBuf> {
+    let name = move |n: u32| {
+        let number = if n == 1 { String::new() } else { format!("-{n}") };
+        PathBuf::from(format!("roomtrace-bundle-{second}{number}.tar.gz"))
+    };
+    (1..=OF_A_SECOND).map(name)
+}
+
+/// Archives of one second that get names.
+const OF_A_SECOND: u32 = 100;
+
+/// The first of these files that is not there.
+fn new_of_these(paths: impl Iterator<Item = PathBuf>) -> Result<(File, PathBuf), (PathBuf, io::Error)> {
+    let mut last = (PathBuf::new(), io::ErrorKind::AlreadyExists.into());
+    for path in paths {
+        match new_file(&path) {
+            Ok(file) => return Ok((file, path)),
+            Err(e) => {
+                let taken = e.kind() == io::ErrorKind::AlreadyExists;
+                last = (path, e);
+                if !taken {
+                    break;
+                }
+            }
+        }
+    }
+    Err(last)
+}
+
+/// It may name hosts and requests.
+fn new_file(path: &Path) -> io::Result<File> {
+    OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)
 }
 
 fn stamp() -> u64 {
@@ -206,5 +243,26 @@ impl Archive {
         let mut file = self.tar.into_inner()?.finish()?;
         file.flush()?;
         Ok((self.files, self.failed))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+    use super::*;
+
+    #[test]
+    fn archives_of_one_second_have_names_of_their_own() {
+        let dir = tempfile::tempdir().unwrap();
+        let names = || own_names(1_700_000_000).map(|name| dir.path().join(name));
+        let taken: Vec<PathBuf> = (0..3).map(|_| new_of_these(names()).unwrap().1).collect();
+        let expected =
+            ["", "-2", "-3"].map(|n| dir.path().join(format!("roomtrace-bundle-1700000000{n}.tar.gz")));
+        assert_eq!(taken, expected);
+        let (path, e) = new_of_these(names().take(3)).unwrap_err();
+        assert_eq!((path, e.kind()), (expected[2].clone(), io::ErrorKind::AlreadyExists));
+        let nowhere = dir.path().join("none");
+        let (path, e) = new_of_these(own_names(7).map(|name| nowhere.join(name))).unwrap_err();
+        assert_eq!((path.ends_with("roomtrace-bundle-7.tar.gz"), e.kind()), (true, io::ErrorKind::NotFound));
     }
 }

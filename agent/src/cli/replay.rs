@@ -16,6 +16,7 @@ use crate::export::query::PAGE_MAX;
 use crate::export::record::Maker;
 use crate::export::{Exports, Identity, Options};
 use crate::pipeline::Pipeline;
+use crate::prose::counted;
 use crate::replay::recorded::{Read, Reader, RecordingError};
 use crate::replay::{Progress, Replay, ReplayError, SUPPORTED, Summary};
 use crate::rooms::model::RoomSnapshot;
@@ -132,9 +133,14 @@ impl Source {
         match self {
             Self::Packets(capture) => {
                 let s = capture.summary();
-                format!("{} packets, {} TCP segments, {} connections", s.packets, s.segments, s.connections)
+                [
+                    counted(s.packets, "packet", "packets"),
+                    counted(s.segments, "TCP segment", "TCP segments"),
+                    counted(s.connections, "connection", "connections"),
+                ]
+                .join(", ")
             }
-            Self::Recording { read, .. } => format!("{} recorded events", read.lines),
+            Self::Recording { read, .. } => counted(read.lines, "recorded event", "recorded events"),
         }
     }
 
@@ -311,9 +317,11 @@ fn report(player: &Player, identity: &Identity, args: &ReplayArgs, source: &Sour
     let raised: u64 = player.pipeline.rooms().counters().pins.iter().map(|(_, _, n)| n).sum();
     let _ = writeln!(
         out,
-        "{}; {open} views of rooms open at the end, {} rooms pinned at the end, {raised} pins raised on the way",
+        "{}; {} of rooms open at the end, {} pinned at the end, {} raised on the way",
         source.told(),
-        pinned.len()
+        counted(open, "view", "views"),
+        counted(pinned.len() as u64, "room", "rooms"),
+        counted(raised, "pin", "pins"),
     );
     if let Some(unread) = source.unread() {
         let _ = writeln!(out, "{unread}");

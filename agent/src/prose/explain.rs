@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 use serde_json::Value;
 
 use super::time_line::time_line;
-use super::{chart, clock, list, seconds, text};
+use super::{chart, clock, counted, list, seconds, text};
 
 /// Which part of the explanation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -111,7 +111,9 @@ impl<'a> Head<'a> {
             owes: owes(record).filter(|_| !closed(record)),
             ends: pinned.then(|| ends(record)),
             shared: shared(verdict, findings).filter(|_| pinned),
-            holds: pages(record).filter(|_| pinned).map(|pages| format!("holds {pages} pages")),
+            holds: pages(record)
+                .filter(|_| pinned)
+                .map(|pages| format!("holds {}", counted(pages, "page", "pages"))),
             act: first_act(verdict).filter(|_| pinned),
             upstream: applicable(record).next().filter(|_| pinned).map(|issue| text(&issue["url"])),
         }
@@ -192,7 +194,7 @@ pub(crate) fn finding_lines(findings: &[Value], total: usize) -> String {
     }
     let beyond = total.saturating_sub(findings.len());
     if beyond > 0 {
-        let _ = writeln!(out, "(and {beyond} more findings)");
+        let _ = writeln!(out, "(and {})", counted(beyond as u64, "more finding", "more findings"));
     }
     out
 }
@@ -206,8 +208,7 @@ pub(crate) fn finding_line(f: &Value) -> String {
     if let Some(count @ 1..) = f["room_count"].as_u64() {
         let rooms: Vec<&str> = list(&f["rooms"]).iter().take(3).map(text).collect();
         let more = if count > rooms.len() as u64 { ", …" } else { "" };
-        let plural = if count == 1 { "room" } else { "rooms" };
-        parts.push(format!("{count} {plural} ({}{more})", rooms.join(", ")));
+        parts.push(format!("{} ({}{more})", counted(count, "room", "rooms"), rooms.join(", ")));
     } else {
         parts.extend(list(&f["evidence"]).first().map(|e| text(e).to_owned()));
     }
@@ -540,5 +541,18 @@ mod tests {
         assert!(late.contains(told) && !late.contains(promise), "{late}");
         let none = line("2026-01-01T02:57:00Z", Value::Null);
         assert!(none.contains(" · never ends by itself"), "{none}");
+    }
+
+    #[test]
+    fn one_is_not_many() {
+        assert_eq!(finding_lines(&[], 1), "(and 1 more finding)\n");
+        assert_eq!(finding_lines(&[], 2), "(and 2 more findings)\n");
+        let record =
+            |pages: u64| json!({"pinned": true, "views": {"decode": {"messages": [{"pages": pages}]}}});
+        assert!(
+            summary(&record(1), &[]).contains("holds 1 page ·")
+                || summary(&record(1), &[]).ends_with("holds 1 page")
+        );
+        assert!(summary(&record(8), &[]).contains("holds 8 pages"));
     }
 }

@@ -20,6 +20,11 @@ pub(crate) fn text(value: &Value) -> &str {
     value.as_str().unwrap_or("?")
 }
 
+/// So many of something.
+pub(crate) fn counted(n: u64, one: &str, many: &str) -> String {
+    format!("{n} {}", if n == 1 { one } else { many })
+}
+
 /// `2026-11-29T02:41:07.123456789Z` → `02:41:07.123456`.
 pub(crate) fn clock(rfc3339: &str) -> &str {
     let time = rfc3339.split_once('T').map_or(rfc3339, |(_, time)| time);

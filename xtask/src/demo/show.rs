@@ -1,4 +1,5 @@
-//! The demo's result for a person at a terminal, in fewer than 70 lines. Colours only on a terminal.
+//! The demo's result for a person at a terminal, in fewer than 70 lines. Colours only on a terminal, and lines are cut only there:
+//! whoever reads a pipe or a file wants them whole.
 
 use std::io::IsTerminal;
 
@@ -6,7 +7,7 @@ use super::compare::{Comparison, Room};
 
 /// Lines of the `explain` page that are shown.
 const PAGE_LINES: usize = 14;
-/// Columns.
+/// Columns of a terminal.
 const WIDTH: usize = 118;
 
 /// What happened in each scenario, in the order shown.
@@ -28,10 +29,14 @@ const TITLES: &[(&str, &str)] = &[
 
 /// Prints it.
 pub(crate) fn result(result: &Comparison, source: &str, page: Option<(&str, &str)>) {
-    let paint = Paint { on: std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none() };
+    let terminal = std::io::stdout().is_terminal();
+    let paint = Paint {
+        on: terminal && std::env::var_os("NO_COLOR").is_none(),
+        width: if terminal { WIDTH } else { usize::MAX },
+    };
     println!(
         "\n{}",
-        paint.bold(&cut(&format!("Expected (from the engines' own state) against found ({source})")))
+        paint.bold(&paint.cut(&format!("Expected (from the engines' own state) against found ({source})")))
     );
     healthy(result, &paint);
     for (name, title) in TITLES {
@@ -53,7 +58,7 @@ pub(crate) fn result(result: &Comparison, source: &str, page: Option<(&str, &str
         println!("\n{}", paint.bold(&format!("$ roomtrace explain {room}")));
         let lines: Vec<_> = text.lines().collect();
         for line in lines.iter().take(PAGE_LINES) {
-            println!("{}", cut(line));
+            println!("{}", paint.cut(line));
         }
         if lines.len() > PAGE_LINES {
             println!("… {} more lines", lines.len() - PAGE_LINES);
@@ -92,10 +97,10 @@ fn scenario(title: &str, rooms: &[&Room], paint: &Paint) {
     let Some(room) = wrong.or(rooms.first()) else { return };
     let more = if rooms.len() > 1 { format!(" and {} more", rooms.len() - 1) } else { String::new() };
     println!("{} {title}: room {}{more}", paint.mark(wrong.is_none()), room.number);
-    println!("    expected  {}", cut(&expected(room)));
-    println!("    found     {}", cut(&found(room)));
+    println!("    expected  {}", paint.cut(&expected(room)));
+    println!("    found     {}", paint.cut(&found(room)));
     if let Some(evidence) = room.found.as_ref().and_then(|found| found.evidence.as_deref()) {
-        println!("              {}", cut(evidence));
+        println!("              {}", paint.cut(evidence));
     }
     if let Some(wrong) = &room.wrong {
         println!("    {}", paint.red(wrong));
@@ -138,18 +143,19 @@ fn found(room: &Room) -> String {
     }
 }
 
-fn cut(line: &str) -> String {
-    if line.chars().count() <= WIDTH {
-        return line.to_owned();
-    }
-    line.chars().take(WIDTH - 1).chain(['…']).collect()
-}
-
 struct Paint {
     on: bool,
+    width: usize,
 }
 
 impl Paint {
+    fn cut(&self, line: &str) -> String {
+        if line.chars().count() <= self.width {
+            return line.to_owned();
+        }
+        line.chars().take(self.width - 1).chain(['…']).collect()
+    }
+
     fn code(&self, code: &str, text: &str) -> String {
         if self.on { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
     }
@@ -168,5 +174,18 @@ impl Paint {
 
     fn mark(&self, well: bool) -> String {
         if well { self.green("✔") } else { self.red("✘") }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_cut_for_terminals_alone() {
+        let long = "é".repeat(WIDTH + 1);
+        let cut = Paint { on: false, width: WIDTH }.cut(&long);
+        assert_eq!((cut.chars().count(), cut.ends_with('…')), (WIDTH, true));
+        assert_eq!(Paint { on: false, width: usize::MAX }.cut(&long), long);
     }
 }
