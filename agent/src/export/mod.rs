@@ -7,7 +7,6 @@
 mod batches;
 pub mod clock;
 pub(crate) mod complaint;
-mod compress;
 pub mod counters;
 mod engine_numbers;
 mod events;
