@@ -421,6 +421,16 @@ fn known(out: &mut String, record: &Value) {
             let _ = writeln!(out, "  - not measured: {name}");
         }
     }
+    let numbers = list(&record["engine_numbers"]);
+    for role in ["prefill", "decode"] {
+        if !record["views"][role].is_null() && !numbers.iter().any(|n| n["role"] == role) {
+            let _ = writeln!(
+                out,
+                "  - not measured: what {role}'s engine says in numbers (/v1/loads, /metrics): no answer while the room was open; \
+                 /status says why"
+            );
+        }
+    }
 }
 
 fn candidates(out: &mut String, record: &Value) {
@@ -554,5 +564,21 @@ mod tests {
                 || summary(&record(1), &[]).ends_with("holds 1 page")
         );
         assert!(summary(&record(8), &[]).contains("holds 8 pages"));
+    }
+
+    #[test]
+    fn an_engine_of_this_host_that_told_nothing_in_numbers_is_not_measured() {
+        let said = |views: &Value, numbers: &Value| {
+            let mut out = String::new();
+            known(&mut out, &json!({"views": views, "engine_numbers": numbers}));
+            let told = |role| out.contains(&format!("not measured: what {role}'s engine says in numbers"));
+            [told("prefill"), told("decode")]
+        };
+        let (both, own) = (json!({"prefill": {}, "decode": {}}), json!({"prefill": {}, "decode": null}));
+        let of = |role: &str| json!([{"role": role, "inflight": 1}]);
+        assert_eq!(said(&both, &Value::Null), [true, true]);
+        assert_eq!(said(&both, &of("decode")), [true, false]);
+        assert_eq!(said(&own, &Value::Null), [true, false], "decode's agent is asked for decode's");
+        assert_eq!(said(&own, &of("prefill")), [false, false]);
     }
 }
