@@ -120,9 +120,7 @@ fn for_hosts(name: &str, agent: &Path) -> Result<Vec<Entry>> {
         Entry::file(at("roomtrace.service"), root.join("deploy/systemd/roomtrace.service")),
         Entry::file(at("roomtrace.yaml"), root.join("agent/roomtrace.yaml")),
     ];
-    for file in ["CHANGELOG.md", "LICENSE"] {
-        entries.push(Entry::file(at(file), root.join(file)));
-    }
+    entries.push(Entry::file(at("LICENSE"), root.join("LICENSE")));
     entries.extend(documents::entries(name)?);
     Ok(entries)
 }

@@ -6,8 +6,9 @@ use super::archive::{Entry, below};
 use crate::install;
 
 /// Files and directories of the sources that are handed out with the agent.
-const SHIPPED: [&str; 8] = [
+const SHIPPED: [&str; 9] = [
     "README.md",
+    "CHANGELOG.md",
     "CONTRIBUTING.md",
     "agent/roomtrace.yaml",
     // The guides begin with it.
