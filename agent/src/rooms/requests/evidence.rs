@@ -2,6 +2,8 @@
 //!
 //! Pure; reads the table, changes nothing. Runs when a room is overdue or shown, never per message.
 
+use smallvec::SmallVec;
+
 use crate::event::{Mono, SECOND};
 use crate::rooms::engines::{Engine, EngineId, stood};
 use crate::rooms::model::{Connection, EngineGauges, EngineNumbers, LegEnd, Outcome, Role};
@@ -23,6 +25,9 @@ const NOTICE: u64 = 4 * SECOND;
 
 /// As many numbers behind a room's own are looked at for rooms of the same request (`n` of chats ends at 128).
 const MAX_HIDDEN: u64 = 128;
+
+/// Pinned rooms looked at anew because of one answer of an engine; the others have their turn within a second.
+const MAX_LOOKS: usize = 64;
 
 /// Open requests looked at that began before a room's own.
 const MAX_AHEAD: usize = 64;
@@ -285,6 +290,16 @@ impl RoomTable {
         let engine = self.engines.of_server(gauges.server);
         if let Some(e) = self.engines.get_mut(engine) {
             e.gauged(at, gauges);
+        }
+        // What it says may be what their verdicts waited for.
+        let unsure = |slot: &u32| {
+            let room = self.rooms.get(*slot)?;
+            let possible = room.judgement.as_deref()?.confidence == Confidence::Possible;
+            (possible && self.engines_of(room).contains(&Some(engine))).then_some(*slot)
+        };
+        let unsure: SmallVec<[u32; 8]> = self.pinned.iter().take(MAX_LOOKS).filter_map(unsure).collect();
+        for slot in unsure {
+            self.wheel.set(slot, at, at);
         }
     }
 
