@@ -563,6 +563,17 @@ async fn what_is_handed_on_is_what_came_byte_by_byte() {
 }
 
 #[tokio::test]
+async fn a_request_of_no_bytes_is_handed_on_with_its_length() {
+    let (target, r, _forwarder, _) = handing_on(false, Vec::new()).await;
+    assert_eq!(post(r.listening().http.unwrap(), &[PROTOBUF], Vec::new()).await.0, 200);
+    until(|| (target.bodies().len() == 1).then_some(())).await;
+    assert_eq!(target.bodies(), [Bytes::new()]);
+    let came = target.came.lock().unwrap();
+    let lengths: Vec<_> = came[0].0.get_all("content-length").iter().collect();
+    assert_eq!(lengths, ["0"]);
+}
+
+#[tokio::test]
 async fn what_is_refused_here_is_not_handed_on_and_foreign_spans_are() {
     let (target, r, _forwarder, _) = handing_on(false, Vec::new()).await;
     let http = r.listening().http.unwrap();

@@ -58,6 +58,10 @@ async fn http(target: &Target, client: &Recorder, payload: &Payload) -> Result<T
     if payload.gzip {
         request = request.header(header::CONTENT_ENCODING, "gzip");
     }
+    if payload.bytes.is_empty() {
+        // The client leaves it out where there is no body, and some receivers wait for one then (RFC 9110, section 8.6: a POST says it).
+        request = request.header(header::CONTENT_LENGTH, 0);
+    }
     let never = |e: axum::http::Error| Failure::Never { why: e.to_string() };
     let request = request.body(payload.bytes.clone()).map_err(never)?;
     let answer = client.send_as_is(request).await?;
