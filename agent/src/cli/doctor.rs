@@ -1,17 +1,19 @@
 //! `roomtrace doctor`: what this host allows, and what to do about the rest.
+#![allow(clippy::indexing_slicing, reason = "indexing a JSON value gives null for what is not there")]
 
 use std::fmt::Write as _;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener};
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::config::{Config, Spans};
-use super::{End, Failure, Outcome, gpus, network, print};
+use super::{End, Failure, Outcome, gpus, network, print, remote};
 use crate::engine::{self, Found};
 use crate::kernel;
 use crate::rooms::model::{EngineProcess, Role};
 
-/// Prints every check; ends with 3 when one fails: this host cannot be observed.
+/// Prints every check; ends with 3 when one fails (this host cannot be observed), with 2 where `run` would not start with this
+/// configuration.
 pub(super) fn doctor(config: &Config, as_json: bool) -> Outcome {
     let checks = kernel::preflight();
     let failed = checks.iter().filter(|c| !c.ok).count();
@@ -19,6 +21,8 @@ pub(super) fn doctor(config: &Config, as_json: bool) -> Outcome {
     let found = engine::look_once(prefixes, config.engine.pod_names.clone());
     let (standing, ports) = (gpus::look_once(config), network::look_once(config));
     let obstacle = engine::obstacle(std::path::Path::new("/proc"));
+    let places = places(config);
+    let starts = places.iter().all(|p| !p.stops());
     let mut out = String::new();
     if as_json {
         let list: Vec<_> = checks
@@ -29,8 +33,9 @@ pub(super) fn doctor(config: &Config, as_json: bool) -> Outcome {
             })
             .collect();
         let text = serde_json::to_string_pretty(&json!({
-            "ok": failed == 0, "checks": list, "engines": engines_json(&found, obstacle.as_deref()),
-            "spans": spans_json(&config.spans),
+            "ok": failed == 0 && starts, "starts": starts, "checks": list, "engines": engines_json(&found, obstacle.as_deref()),
+            "http": places.iter().find(|p| p.what == HTTP).map(Place::json),
+            "spans": spans_json(&places),
             "gpus": gpus::doctor_json(standing.as_ref()),
             "rdma": network::doctor_json(ports.as_ref()),
         }))
@@ -45,31 +50,37 @@ pub(super) fn doctor(config: &Config, as_json: bool) -> Outcome {
             }
         }
         engines_text(&mut out, &found, prefixes, obstacle.as_deref());
-        spans_text(&mut out, &config.spans);
+        places_text(&mut out, &places, &config.spans);
         gpus::doctor_text(&mut out, standing.as_ref());
         network::doctor_text(&mut out, ports.as_ref());
         let _ = writeln!(
             out,
             "{}",
-            if failed == 0 {
-                "this host can be observed".to_owned()
-            } else {
-                format!("{failed} of {} checks failed", checks.len())
+            match (failed, starts) {
+                (0, true) => "this host can be observed".to_owned(),
+                (0, false) =>
+                    "this host can be observed, but `run` would not start with this configuration".to_owned(),
+                _ => format!("{failed} of {} checks failed", checks.len()),
             }
         );
     }
     print(&out)?;
-    Ok(if failed == 0 { End::Fine } else { End::CannotObserve })
+    Ok(match (failed, starts) {
+        (0, true) => End::Fine,
+        // As `run` ends.
+        (0, false) => End::Usage,
+        _ => End::CannotObserve,
+    })
 }
 
 /// Engine processes as they are now; that there is none is no fault of the host.
-fn engines_json(found: &std::io::Result<Found>, obstacle: Option<&str>) -> serde_json::Value {
+fn engines_json(found: &std::io::Result<Found>, obstacle: Option<&str>) -> Value {
     let error = found.as_ref().err().map(ToString::to_string);
     let processes: Vec<_> = found.iter().flat_map(|f| f.processes.values()).map(process_json).collect();
     json!({"processes": processes, "error": error, "obstacle": obstacle})
 }
 
-fn process_json(p: &EngineProcess) -> serde_json::Value {
+fn process_json(p: &EngineProcess) -> Value {
     json!({
         "pid": p.pid, "server": p.server, "comm": p.comm, "ranks": p.ranks, "role": p.role.map(Role::label),
         "http_port": p.http_port, "bootstrap_port": p.bootstrap_port, "container": p.place.container,
@@ -109,31 +120,93 @@ fn engines_text(
     }
 }
 
-/// Addresses that the receiver of engines' spans is to have, and why one cannot be had.
-fn span_addresses(spans: &Spans) -> impl Iterator<Item = (&'static str, SocketAddr, Option<String>)> {
-    let Spans { grpc, http, .. } = *spans;
-    let tried = |at: SocketAddr| std::net::TcpListener::bind(at).err().map(|e| e.to_string());
-    [("grpc", grpc), ("http", http)].into_iter().filter_map(move |(name, at)| Some((name, at?, tried(at?))))
+/// What the agent's own HTTP server is called in [`Place::what`].
+const HTTP: &str = "own HTTP server";
+
+/// An address that the agent listens on.
+struct Place {
+    what: &'static str,
+    at: SocketAddr,
+    /// `run` wants it, as it is configured.
+    wanted: bool,
+    /// Why it cannot be had.
+    taken: Option<String>,
+    /// An agent that runs already has it.
+    by_agent: bool,
 }
 
-fn spans_json(spans: &Spans) -> serde_json::Value {
-    span_addresses(spans)
-        .map(|(name, at, error)| (name.to_owned(), json!({"address": at.to_string(), "taken": error})))
-        .collect::<serde_json::Map<_, _>>()
-        .into()
+impl Place {
+    /// Whether `run` would not start for it. That an agent runs already is no fault of the configuration.
+    const fn stops(&self) -> bool {
+        self.wanted && self.taken.is_some() && !self.by_agent
+    }
+
+    fn json(&self) -> Value {
+        json!({"address": self.at.to_string(), "taken": self.taken, "by_agent": self.by_agent})
+    }
 }
 
-/// That one is taken is no fault of the host: a collector mostly listens there, or an agent that runs already.
-fn spans_text(out: &mut String, spans: &Spans) {
+/// All of them, each tried.
+fn places(config: &Config) -> Vec<Place> {
+    let Spans { grpc, http, enabled, .. } = config.spans;
+    let own = config.http.enabled.then_some(config.http.listen);
+    let mut all: Vec<Place> = [(HTTP, own, true), ("grpc", grpc, enabled), ("http", http, enabled)]
+        .into_iter()
+        .filter_map(|(what, at, wanted)| {
+            let at = at?;
+            let taken = TcpListener::bind(at).err().map(|e| e.to_string());
+            Some(Place { what, at, wanted, taken, by_agent: false })
+        })
+        .collect();
+    if let Some(at) = own.filter(|_| all.iter().any(Place::stops)) {
+        let status = remote::get(&format!("http://{at}"), "/status").map(|(_, status)| status);
+        of_agent(&mut all, &status.unwrap_or_default());
+    }
+    all
+}
+
+/// Marks what an agent has that runs already and says `status` of itself at the address of its HTTP server.
+fn of_agent(all: &mut [Place], status: &Value) {
+    if !status["capture"].is_object() {
+        return;
+    }
+    for place in all {
+        let has = status["spans"][place.what].as_str();
+        place.by_agent = place.taken.is_some() && (place.what == HTTP || has == Some(&place.at.to_string()));
+    }
+}
+
+fn spans_json(places: &[Place]) -> Value {
+    let of = places.iter().filter(|p| p.what != HTTP);
+    of.map(|p| (p.what.to_owned(), p.json())).collect::<serde_json::Map<_, _>>().into()
+}
+
+fn places_text(out: &mut String, places: &[Place], spans: &Spans) {
     let when = if spans.enabled { "spans.enabled is set" } else { "spans.enabled is not set" };
-    for (name, at, error) in span_addresses(spans) {
-        let _ = match error {
-            None => writeln!(out, "ok   engines' spans: {at} ({name}) can be had ({when})"),
+    for Place { what, at, taken, by_agent, .. } in places.iter().filter(|p| p.what == HTTP) {
+        let _ = match taken {
+            None => writeln!(out, "ok   {what}: {at} can be had"),
+            Some(_) if *by_agent => writeln!(out, "ok   {what}: {at} is that of an agent that runs already"),
             Some(why) => writeln!(
                 out,
-                "--   engines' spans: {at} ({name}) cannot be had: {why} ({when}). Unless it is an agent that runs already: with \
-                 spans.enabled set spans.{name} to another address, the engines' --otlp-traces-endpoint to that, and \
-                 spans.forward.endpoint to whoever listens there"
+                "FAIL {what}: {at} cannot be had: {why}\n       what to do: set http.listen (--listen) to another address, or --no-http"
+            ),
+        };
+    }
+    for place in places.iter().filter(|p| p.what != HTTP) {
+        let Place { what, at, taken, by_agent, .. } = place;
+        let _ = match taken {
+            None => writeln!(out, "ok   engines' spans: {at} ({what}) can be had ({when})"),
+            Some(_) if *by_agent => {
+                writeln!(out, "ok   engines' spans: {at} ({what}) is that of an agent that runs already")
+            }
+            // Mostly a collector listens there.
+            Some(why) => writeln!(
+                out,
+                "{} engines' spans: {at} ({what}) cannot be had: {why} ({when}). Unless it is an agent that runs already: with \
+                 spans.enabled set spans.{what} to another address, the engines' --otlp-traces-endpoint to that, and \
+                 spans.forward.endpoint to whoever listens there",
+                if place.stops() { "FAIL" } else { "--  " }
             ),
         };
     }
@@ -161,4 +234,29 @@ fn process_text(p: &EngineProcess) -> String {
         let _ = write!(line, ", pod {pod}");
     }
     line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn place(what: &'static str, wanted: bool, taken: bool) -> Place {
+        let at = SocketAddr::from(([127, 0, 0, 1], 4317));
+        Place { what, at, wanted, taken: taken.then(|| "in use".to_owned()), by_agent: false }
+    }
+
+    #[test]
+    fn a_place_that_is_taken_stops_run_unless_an_agent_has_it() {
+        let stops = |status: &Value| {
+            let mut all = [place(HTTP, true, true), place("grpc", true, true), place("http", false, true)];
+            of_agent(&mut all, status);
+            all.map(|p| p.stops())
+        };
+        assert_eq!(stops(&Value::Null), [true, true, false], "what is not wanted stops nobody");
+        assert_eq!(stops(&json!({"some": "server"})), [true, true, false]);
+        let agent = |grpc: &str| json!({"capture": {}, "spans": {"grpc": grpc}});
+        assert_eq!(stops(&agent("127.0.0.1:4317")), [false; 3]);
+        assert_eq!(stops(&agent("127.0.0.1:9999")), [false, true, false], "it has another");
+        assert!(!place(HTTP, true, false).stops());
+    }
 }
