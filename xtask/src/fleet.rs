@@ -25,15 +25,19 @@ use crate::install;
 use crate::own::lines;
 use crate::prometheus::{self, Prometheus, escaped};
 use crate::workload::{self, Workload};
+use engine_spans::Made;
 use hosts::{Host, Network};
 use tiers::{DECISION_WAIT, SHARE, Tiers};
-use traces::Traces;
+use traces::{COMPLETENESS, Traces};
 
 /// How long what was sent may take to be seen where it belongs, decision included.
 const PATIENCE: Duration = Duration::from_secs(DECISION_WAIT + 60);
 
 /// Slower rooms may be kept for their slowness (`ROOMTRACE_SLOW_MS` is 5000).
 const QUICK_S: f64 = 3.0;
+
+/// Seconds that are slow.
+const SLOW_S: u64 = 6;
 
 /// Rooms whose end prefill's host cannot see, also where prefill's engine has ended: decode may still wait, until its timer.
 const LASTING: &str = "status_lost";
@@ -381,7 +385,63 @@ impl Fleet<'_> {
         })?;
         self.say("one of them links to the engine's own trace, which is there too");
         self.sampled(&rooms)?;
-        self.measured(&rooms)
+        self.measured(&rooms)?;
+        self.policies()
+    }
+
+    /// Each policy of the gateways alone keeps a trace that it is made for, and no policy one that is like all others. The rooms of the
+    /// workload that fail or are slow are mostly pinned too, and none is lossy.
+    fn policies(&self) -> Result<()> {
+        // As the agents' own spans have it; else the policy would be tried with another key than theirs.
+        let known = self.traces()?;
+        let mut seen = known.values().flatten().filter_map(|span| span.completeness.as_deref());
+        ensure!(
+            seen.any(|seen| seen == "full"),
+            "no room's span says by {COMPLETENESS} how much of it was seen"
+        );
+        let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_nanos();
+        let now = u64::try_from(now)?;
+        let cases = [
+            ("failed", true, 1, "full"),
+            ("slow", false, SLOW_S, "full"),
+            ("lossy", false, 1, "lossy"),
+            ("like all others", false, 1, "full"),
+        ];
+        let mut ids = (1_u128..).map(|n| 0x00ca_5e00_u128 << 96 | n << 64 | u128::from(now));
+        let mut sent = Vec::new();
+        for (case, error, seconds, completeness) in cases {
+            let trace = ids
+                .find(|id| !traces::shared(&format!("{id:032x}"), SHARE))
+                .context("every trace is in the share")?;
+            let made = Made {
+                scope: "roomtrace",
+                service: "sglang",
+                name: "a_policys_own",
+                trace,
+                began: now - seconds * 1_000_000_000,
+                ended: now,
+                error,
+                attributes: &[(COMPLETENESS, completeness)],
+            };
+            engine_spans::send_made(self.sites[0].host.at(4338), &made)?;
+            sent.push((case, format!("{trace:032x}")));
+        }
+        let there =
+            |trace: &str| Ok::<_, anyhow::Error>(!traces::one(self.tiers.here(16686), trace)?.is_empty());
+        let (other, kept) = sent.split_last().context("no case")?;
+        eventually(PATIENCE, || {
+            for (case, trace) in kept {
+                if !there(trace)? {
+                    return Ok(Some(format!("trace {trace}, which is {case}, is not kept")));
+                }
+            }
+            Ok(None)
+        })?;
+        // The other gateway may decide a second later.
+        sleep(Duration::from_secs(3));
+        ensure!(!there(&other.1)?, "trace {} is kept, which is {}", other.1, other.0);
+        self.say("a trace that only failed, one that was only slow and one that was only lossy are kept, one that was none of it is not");
+        Ok(())
     }
 
     /// Every query of dashboards and rules, and what it gives.

@@ -1,4 +1,5 @@
-//! The span of one request as an engine that traces sends it (SGLang 0.5.23, `srt/observability/trace.py`), over OTLP/HTTP.
+//! Spans that the test sends itself, over OTLP/HTTP: that of one request as an engine that traces sends it (SGLang 0.5.23,
+//! `srt/observability/trace.py`), and such as only one policy of the gateways keeps.
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -6,24 +7,51 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
+/// A span.
+pub(super) struct Made<'a> {
+    pub(super) scope: &'a str,
+    pub(super) service: &'a str,
+    pub(super) name: &'a str,
+    pub(super) trace: u128,
+    /// Nanoseconds since 1970.
+    pub(super) began: u64,
+    pub(super) ended: u64,
+    /// Whether its status is an error.
+    pub(super) error: bool,
+    pub(super) attributes: &'a [(&'a str, &'a str)],
+}
+
 /// Tells the agent's receiver of a request that has ended. `trace`: the engine's own.
 pub(super) fn send(to: SocketAddr, room: u64, role: &str, trace: u128, began: u64, ended: u64) -> Result<()> {
     let name = format!("{role} Req 4f1d7a0c");
     let room = format!("{room:#x}");
-    let mut span = bytes(1, &trace.to_be_bytes());
-    span.extend(bytes(2, &began.to_be_bytes()));
-    span.extend(bytes(5, name.as_bytes()));
+    let attributes =
+        [("rid", "4f1d7a0c9b3e4d55"), ("module", "sglang::request"), ("bootstrap_room", room.as_str())];
+    let (scope, service) = ("sglang server", "sglang");
+    send_made(
+        to,
+        &Made { scope, service, name: &name, trace, began, ended, error: false, attributes: &attributes },
+    )
+}
+
+/// Sends a span to the agent's receiver, which hands it on.
+pub(super) fn send_made(to: SocketAddr, made: &Made<'_>) -> Result<()> {
+    let mut span = bytes(1, &made.trace.to_be_bytes());
+    span.extend(bytes(2, &made.began.to_be_bytes()));
+    span.extend(bytes(5, made.name.as_bytes()));
     span.extend([6 << 3, 1]);
-    span.extend(fixed(7, began));
-    span.extend(fixed(8, ended));
-    for (key, value) in
-        [("rid", "4f1d7a0c9b3e4d55"), ("module", "sglang::request"), ("bootstrap_room", &room)]
-    {
+    span.extend(fixed(7, made.began));
+    span.extend(fixed(8, made.ended));
+    for (key, value) in made.attributes {
         span.extend(bytes(9, &attribute(key, value)));
     }
-    let scope = bytes(1, &bytes(1, b"sglang server"));
+    if made.error {
+        // STATUS_CODE_ERROR.
+        span.extend(bytes(15, &[3 << 3, 2]));
+    }
+    let scope = bytes(1, &bytes(1, made.scope.as_bytes()));
     let spans = bytes(2, &[scope, bytes(2, &span)].concat());
-    let resource = bytes(1, &bytes(1, &attribute("service.name", "sglang")));
+    let resource = bytes(1, &bytes(1, &attribute("service.name", made.service)));
     post(to, &bytes(1, &[resource, spans].concat()))
 }
 

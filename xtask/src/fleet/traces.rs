@@ -10,6 +10,9 @@ use crate::agent::get;
 use crate::dashboards::SERVICES;
 use crate::prometheus::escaped;
 
+/// Where the agents' spans say how much of a room was seen.
+pub(super) const COMPLETENESS: &str = "sglang.pd.completeness";
+
 /// A span in Jaeger.
 #[derive(Debug)]
 pub(super) struct Span {
@@ -17,6 +20,8 @@ pub(super) struct Span {
     /// `host.id` of who made it.
     pub(super) host: String,
     pub(super) error: Option<String>,
+    /// How much of the room the agent saw ([`COMPLETENESS`]).
+    pub(super) completeness: Option<String>,
     /// Traces that it has links to, its own left out.
     pub(super) links: Vec<String>,
 }
@@ -80,6 +85,7 @@ fn spans(trace: &Value) -> Vec<Span> {
             host: tag(&process["tags"], "host.id").unwrap_or_default(),
             error: (tag(&span["tags"], "error").as_deref() == Some("true"))
                 .then(|| tag(&span["tags"], "error.type").unwrap_or_default()),
+            completeness: tag(&span["tags"], COMPLETENESS),
             links: span["references"].as_array().into_iter().flatten().filter_map(others).collect(),
         }
     };
