@@ -602,7 +602,7 @@ async fn failures_that_pass_are_tried_again_and_others_are_not() {
         (false, vec![(400, "")], false, Reason::Rejected),
         (false, vec![(413, "")], false, Reason::TooLarge),
         (true, vec![(3, "")], false, Reason::Rejected),
-        (true, vec![(8, "")], false, Reason::TooLarge),
+        (true, vec![(8, "")], false, Reason::Exhausted),
     ] {
         let (target, r, _forwarder, counters) = handing_on(grpc, script.clone()).await;
         assert_eq!(post(r.listening().http.unwrap(), &[PROTOBUF], bytes_of(spans())).await.0, 200);

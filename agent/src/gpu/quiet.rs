@@ -15,9 +15,10 @@ pub const IDLE_NOISE: u64 = 1 << 20;
 /// Readings this far apart are of one time. Closer than readings are while no room is in transfer: then nobody knows.
 const GAP: u64 = SECOND / 2;
 
-/// What was quiet until longer ago is not known to be quiet now: nobody reads any more. A reading that goes on with it begins at most
-/// [`GAP`] after its end and is told when its call comes back, half a second later at most (later it tells nothing); a second more is for
-/// the other calls of the same turn and the way to the rooms. Sixteen times the interval of readings while a room is in transfer.
+/// What was quiet until longer ago is not known to be quiet now: nobody reads any more. A reading that goes on with it begins at most half
+/// a second after its end (longer is a gap) and is told when its call comes back, half a second later at most (later it tells nothing);
+/// a second more is for the other calls of the same turn and the way to the rooms. Nanoseconds; sixteen times the interval of readings
+/// while a room is in transfer.
 pub const FRESH: u64 = GAP + SECOND / 2 + SECOND;
 
 /// The noise of a short reading is that of this time.
