@@ -173,8 +173,9 @@ impl RoomTable {
         if !moving(&view) {
             return self.end_move(slot, role, view.since);
         }
-        let engine = self.rooms.get(slot).and_then(|room| self.ranks(room, role).into_iter().next());
-        let Some(engine) = engine.map(|pid| self.server_of(pid).unwrap_or(pid)) else { return };
+        let Some(engine) = self.rooms.get(slot).and_then(|room| self.engine_of_move(room, role)) else {
+            return;
+        };
         if let Some(room) = self.rooms.get_mut(slot)
             && let Some(m) = room.moves.get_mut(usize::from(role == Role::Decode))
         {
@@ -183,6 +184,12 @@ impl RoomTable {
         if let Some(moves) = self.gpus.moves((engine, role)) {
             moves.begun.add(view.since);
         }
+    }
+
+    /// The engine of this host that hands over, or takes, by its server's process, else by that of its first rank.
+    pub(crate) fn engine_of_move(&self, room: &Room, role: Role) -> Option<u32> {
+        let rank = self.ranks(room, role).into_iter().next()?;
+        Some(self.server_of(rank).unwrap_or(rank))
     }
 
     /// The room is over.

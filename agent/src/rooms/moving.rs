@@ -26,20 +26,19 @@ impl RoomTable {
     /// What leaves prefill in the last floor, the room's phase having begun at `since`, if no other room explains it.
     pub(crate) fn moving(&self, room: &Room, since: Mono, now: Mono) -> Option<MovingFact> {
         let [m, _] = room.moves;
-        if m.engine == 0 || m.to.is_some() {
+        if m.to.is_some() {
             return None;
         }
+        // One that was handed over before anything was read is not among those that are counted.
+        let counted = m.engine != 0;
+        let engine = if counted { m.engine } else { self.engine_of_move(room, Role::Prefill)? };
         let from = since.max(Mono(now.0.saturating_sub(self.config.floor)));
-        let (by, Moved { rate, from }) = self.moves_most(room, m.engine, from, now)?;
-        // Not known how many: then it may be anyone's.
-        let others = self.gpus.overlapping((m.engine, Role::Prefill), from, now)?.saturating_sub(1);
-        (others <= self.overdue_beside(room, m.engine)).then_some(MovingFact {
-            by,
-            rate,
-            from,
-            to: now,
-            others,
-        })
+        let (by, Moved { rate, from }) = self.moves_most(room, engine, from, now)?;
+        let all = self.gpus.overlapping((engine, Role::Prefill), from, now);
+        let others = all.map(|n| n.saturating_sub(u32::from(counted)));
+        // Not known how many: then it may be this one's.
+        let explained = others.is_some_and(|n| n > self.overdue_beside(room, engine));
+        (!explained).then_some(MovingFact { by, rate, from, to: now, others })
     }
 
     /// What moves fastest of all that can be the room's, above [`SLOWEST`].

@@ -328,8 +328,8 @@ pub(crate) struct MovingFact {
     pub(crate) rate: u64,
     pub(crate) from: Mono,
     pub(crate) to: Mono,
-    /// Other rooms in hand-over there, every one of which is overdue as well.
-    pub(crate) others: u32,
+    /// Other rooms in hand-over there, every one of which is overdue as well; `None`: not known, because it was not read for so long.
+    pub(crate) others: Option<u32>,
 }
 
 /// See [`MovingFact`].

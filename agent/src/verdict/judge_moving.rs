@@ -29,13 +29,13 @@ pub(super) fn evidence(f: &Facts, j: &Judgement, lines: &mut Vec<String>) {
         Mover::Port(name) => format!("RDMA port {name}"),
         Mover::Process(pid) => format!("prefill process {pid} over TCP"),
     };
-    let whose = if m.others == 0 {
-        "no other room of its engine was handed over in that time: it may be this one's KV cache, slow and healthy".to_owned()
-    } else {
-        format!(
-            "every other room that its engine hands over ({}) is overdue as well: one of them moves, and it may be this one",
-            m.others
-        )
+    let whose = match m.others {
+        None => "how many other rooms its engine handed over in that time is not known: it may be this one's KV cache, slow and healthy"
+            .to_owned(),
+        Some(0) => "no other room of its engine was handed over in that time: it may be this one's KV cache, slow and healthy".to_owned(),
+        Some(n) => format!(
+            "every other room that its engine hands over ({n}) is overdue as well: one of them moves, and it may be this one"
+        ),
     };
     lines.push(format!(
         "{} a second left {what} from {} to {}, and {whose}",

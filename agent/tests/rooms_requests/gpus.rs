@@ -236,6 +236,21 @@ fn a_slow_transfer_is_not_likely_before_it_stops() {
     assert!(!says(&v, "a second left"), "{v:?}");
 }
 
+/// The agent, or its reading of GPUs, began after the room: how many rooms its engine handed over before is not known.
+#[test]
+fn a_slow_transfer_from_before_the_first_reading_is_not_likely_either() {
+    let mut w = Web::new(Sees::Prefill);
+    waits(&mut w);
+    w.wait(500);
+    gpu(&mut w, 0, GPU, &[prefill(0).pid]);
+    for _ in 0..50 {
+        stands_still(&mut w, SLOW, 1, 1);
+        assert!(w.pin(ROOM).is_none_or(|(_, v)| v.confidence == Confidence::Possible), "{:?}", w.pin(ROOM));
+    }
+    stands_still(&mut w, QUIET, 13, 1);
+    assert_eq!(stands(&w), LIKELY);
+}
+
 #[test]
 fn what_another_room_may_move_proves_nothing() {
     let mut w = world();
