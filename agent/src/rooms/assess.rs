@@ -146,7 +146,7 @@ impl RoomTable {
     /// A STATUS that nobody has seen arriving: over once it is acknowledged, or once a while has passed in
     /// which nothing spoke against it.
     fn delivery(&self, room: &Room, now: Mono) -> End {
-        let mut hold = None;
+        let mut hold = self.still_to_leave(room).filter(|until| now < *until);
         for l in &room.links {
             let Some(told) = l.told.filter(|_| l.status_delivery == Delivery::Unknown) else { continue };
             let on = l.status_on.and_then(|s| self.connections.get(self.connections.find(s)));
@@ -166,6 +166,17 @@ impl RoomTable {
             Some(until) if self.rooms.len() < self.config.max_rooms / 2 => End::Hold(until),
             _ => End::Closed(Outcome::Success),
         }
+    }
+
+    /// Until when a STATUS may still leave of a room whose request prefill has answered: it may answer just before (see
+    /// `note_unsent`).
+    fn still_to_leave(&self, room: &Room) -> Option<Mono> {
+        let (at, _) = room.prefill_answered()?;
+        let untold = |l: &Link| {
+            l.dummy == Some(false) && l.received.is_some() && l.told.is_none() && l.heard.is_none()
+        };
+        let waits = room.links.iter().any(untold) && room.abort.is_none() && self.says_success(room);
+        waits.then(|| at.plus(self.config.delivery_grace))
     }
 
     /// When the room has to be looked at first.

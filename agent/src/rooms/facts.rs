@@ -54,7 +54,12 @@ impl RoomTable {
             restored: self.restored(room),
             dummies: dummies(room, role, subject),
             observable: self.says_success(room),
-            got: view.got,
+            // Each rank waits for its own.
+            got: if role == Role::Prefill && subject.is_some() {
+                room.sessions_at(prefill)
+            } else {
+                view.got
+            },
             required: view.required,
             metadata_at: room.links.iter().map(Link::asked_at).filter(|at| *at != Mono(0)).max(),
             pages: subject.map_or(0, |l| u64::from(l.pages)),
@@ -103,6 +108,7 @@ impl RoomTable {
             unsent: role == Role::Prefill && room.links.iter().any(Link::is_unsent),
             refused: self.peers.get(decode).and_then(|e| e.refused),
             connecting: self.peers.get(decode).and_then(|e| e.connecting),
+            cut: self.peers.get(decode).and_then(|e| e.cut),
             decode_reached: self.peers.get(decode).is_some_and(|e| e.reached),
             prefill_lost: self.lost(prefill, room.opened_at),
             decode_lost: self.lost(decode, room.opened_at),

@@ -131,7 +131,7 @@ impl RoomTable {
         let known = self.follow(c, target);
         if let Some(e) = self.peers.get_mut(target) {
             e.reached = true;
-            (e.refused, e.connecting) = (None, None);
+            (e.refused, e.connecting, e.cut) = (None, None, None);
         }
         if direction == Direction::Received {
             self.peers.owned(target, c.task);

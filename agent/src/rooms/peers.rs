@@ -241,6 +241,8 @@ pub(crate) struct Endpoint {
     pub(crate) refused: Option<(Mono, u32)>,
     /// Since when a connect to it is under way that nobody answers.
     pub(crate) connecting: Option<Mono>,
+    /// When the last connection to it ended, and none was open or tried since.
+    pub(crate) cut: Option<Mono>,
     /// Connections to it that were ever open.
     pub(crate) reached: bool,
     /// Its process on this host.
@@ -356,6 +358,7 @@ impl Peers {
             listener_closed: None,
             refused: None,
             connecting: None,
+            cut: None,
             reached: false,
             task: None,
             exited: None,

@@ -106,6 +106,8 @@ struct SavedEndpoint {
     listener_closed: Option<Mono>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     refused: Option<(Mono, u32)>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    cut: Option<Mono>,
     reached: bool,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     task: Option<Task>,
@@ -463,6 +465,7 @@ impl Saver<'_> {
                 lost: e.lost,
                 listener_closed: e.listener_closed,
                 refused: e.refused,
+                cut: e.cut,
                 reached: e.reached,
                 task: e.task,
                 rank: e.rank,
@@ -579,6 +582,7 @@ impl RoomTable {
             names.endpoints.0.push(id);
             let Some(e) = self.peers.get_mut(id) else { continue };
             (e.lost, e.listener_closed, e.refused) = (saved.lost, saved.listener_closed, saved.refused);
+            e.cut = saved.cut;
             (e.reached, e.rank, e.foreign) = (saved.reached, saved.rank, saved.foreign);
             (e.dead_reader, e.last_foreign) = (saved.dead_reader, saved.foreign);
             e.kinds = saved.kinds.into_iter().take(MAX_KINDS).collect();

@@ -34,7 +34,7 @@ impl RoomTable {
             self.follow(c, target);
         }
         if let Some(e) = self.peers.get_mut(target) {
-            (e.refused, e.connecting) = (None, None);
+            (e.refused, e.connecting, e.cut) = (None, None, None);
             e.reached = true;
             e.listener_closed = None;
         }
@@ -43,6 +43,7 @@ impl RoomTable {
     fn connects(&mut self, at: Mono, c: &Connection) {
         if let Some(e) = self.peers.find(c.addresses.peer, c.netns).and_then(|id| self.peers.get_mut(id)) {
             e.connecting.get_or_insert(at);
+            e.cut = None;
         }
     }
 
@@ -82,6 +83,7 @@ impl RoomTable {
             if origin != NONE {
                 self.peers.went(origin, at);
             }
+            self.cut(target, at);
         }
         if change.sequence != Sequence::default() {
             self.acknowledged(at, c.socket, change.sequence.una, out);
@@ -94,6 +96,17 @@ impl RoomTable {
             for lost in k.unacknowledged() {
                 self.undelivered(at, lost, change.error, out);
             }
+        }
+    }
+
+    /// Notes that a connection to a rank has ended, if no other one of this host is open.
+    fn cut(&mut self, target: EndpointId, at: Mono) {
+        let address = self.peers.address(target);
+        let open = |k: &Known| k.live && k.target == target && Some(k.connection.addresses.peer) == address;
+        if !self.connections.iter().any(open)
+            && let Some(e) = self.peers.get_mut(target)
+        {
+            e.cut = Some(at);
         }
     }
 

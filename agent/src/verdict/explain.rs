@@ -209,6 +209,9 @@ fn progress(f: &Facts, j: &Judgement, lines: &mut Vec<String>) {
 fn phase_words(f: &Facts) -> &'static str {
     match f.phase {
         Phase::Conclude if f.unsent => "no STATUS seen to leave since prefill answered its request",
+        Phase::Conclude if f.request.held && f.told.is_empty() => {
+            "the request open since its ranks here were done"
+        }
         Phase::Conclude if f.request.held => "the request open since the last STATUS of the ranks here",
         Phase::Bootstrap => "METADATA incomplete",
         Phase::Transfer => "no STATUS since METADATA was complete",
@@ -253,6 +256,13 @@ fn delivery(f: &Facts, lines: &mut Vec<String>) {
             named(&f.decode),
             f.moment(at),
             f.now.since(at) / SECOND
+        ));
+    }
+    if let Some(at) = f.cut.filter(|_| f.unsent) {
+        lines.push(format!(
+            "the last connection to {} ended {}, and none was made since",
+            named(&f.decode),
+            ago(f, at)
         ));
     }
     if let Some((at, error)) = f.refused {

@@ -417,6 +417,8 @@ pub(crate) struct Facts {
     pub(crate) refused: Option<(Mono, u32)>,
     /// Since when a connect of prefill to it is under way that nobody answers.
     pub(crate) connecting: Option<Mono>,
+    /// When the last connection to it ended, if none was open or tried since.
+    pub(crate) cut: Option<Mono>,
     /// A connection to decode's endpoint was ever open.
     pub(crate) decode_reached: bool,
     pub(crate) prefill_lost: Option<LostFact>,

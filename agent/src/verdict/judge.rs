@@ -278,10 +278,13 @@ pub(crate) fn unanswered_connect(f: &Facts) -> Option<Mono> {
     f.connecting.filter(|at| f.now.since(*at) >= f.limits.floor)
 }
 
-/// When the endpoint that waits for a STATUS last refused the connect that was to bring it, or let it go without an answer.
+/// When the endpoint that waits for a STATUS last refused the connect that was to bring it, or let it go without an answer; or when
+/// the connection ended on which it would have left.
 fn unreachable(f: &Facts) -> Option<Mono> {
     let refused = f.refused.map(|(at, _)| at).filter(|at| *at >= f.opened_at || f.unsent);
-    let at = refused.or_else(|| unanswered_connect(f).map(|at| at.plus(f.limits.floor).max(f.since)))?;
+    let unanswered = || unanswered_connect(f).map(|at| at.plus(f.limits.floor).max(f.since));
+    let cut = || f.cut.filter(|_| f.unsent).map(|at| at.max(f.since));
+    let at = refused.or_else(unanswered).or_else(cut)?;
     // Nobody is left who waits: `lost_peer`. Where its port alone is closed, the process may live.
     let before_pin = |at: Mono| at >= f.opened_at && f.pinned_since.is_none_or(|p| at < p);
     let went = |l: LostFact| l.at <= at && before_pin(l.at) && (l.exit.is_some() || !l.listener);

@@ -290,6 +290,11 @@ fn ranks_disagree_is_possible_at_the_floor_and_likely_at_the_ceiling() {
         w.status(ROOM, &prefill(1), &d, KvPoll::Success);
         let v = w.pinned_in_time(ROOM, 1.0, 10.0);
         assert_eq!((v.class, v.confidence), (Class::RanksDisagree, Confidence::Possible));
+        assert!(
+            !v.evidence.iter().any(|e| e.contains("distinct sessions")),
+            "each rank has its one: {:?}",
+            v.evidence
+        );
         let owed = v.owed_by.unwrap();
         assert_eq!(owed.role, Some(Role::Prefill));
         if sees == Sees::Decode {

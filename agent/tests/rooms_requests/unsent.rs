@@ -115,6 +115,66 @@ fn a_decode_that_went_waits_for_nothing() {
     assert_eq!((w.names(ROOM), w.outcomes(ROOM)), (vec!["room_closed"], vec![Outcome::Success]));
 }
 
+/// Prefill answers some milliseconds before its STATUS leaves, into a network that is away.
+#[test]
+fn a_status_that_leaves_after_the_answer_can_be_lost_as_well() {
+    for late in [30, 300] {
+        let mut w = Web::new(Sees::Prefill);
+        let (p, d) = (prefill(0), decode(0));
+        w.serve(1, 20);
+        let una = w.sent_to(&p, &d);
+        w.acknowledge(&p, &d, una);
+        let key = w.request(Role::Prefill, ROOM);
+        w.metadata(ROOM, &d, &p);
+        w.wait(300);
+        w.finished(key);
+        w.wait(late);
+        w.tell(ROOM, &p, &d, KvPoll::Success, false);
+        for _ in 0..65 {
+            w.wait(1000);
+            w.acknowledge(&p, &d, una);
+        }
+        let v = w.verdict(ROOM);
+        assert_eq!(
+            (v.class, v.confidence),
+            (Class::StatusLost, Confidence::Likely),
+            "{late} {:?}",
+            v.evidence
+        );
+        let end = w.sent_to(&p, &d);
+        w.acknowledge(&p, &d, end);
+        assert_eq!(w.outcomes(ROOM), [Outcome::Success]);
+    }
+}
+
+/// The connection to decode ended in the middle of the room: a send on it waits for half a minute and is given up.
+#[test]
+fn a_status_whose_connection_has_ended_cannot_leave() {
+    let mut w = Web::new(Sees::Prefill);
+    let (p, d) = (prefill(0), decode(0));
+    w.serve(1, 20);
+    let key = w.request(Role::Prefill, ROOM);
+    w.metadata(ROOM, &d, &p);
+    w.wait(100);
+    w.state(&p, &d, Direction::Sent, TcpState::Established, TcpState::CloseWait, 0);
+    w.wait(200);
+    w.finished(key);
+    w.wait(11_500);
+    let v = w.verdict(ROOM);
+    assert_eq!((v.class, v.confidence), (Class::StatusLost, Confidence::Likely), "{:?}", v.evidence);
+    assert!(v.evidence.iter().any(|e| e.contains("none was made since")), "{:?}", v.evidence);
+
+    // A healthy one is over a second after its answer, although its STATUS was not seen.
+    let mut w = Web::new(Sees::Prefill);
+    w.serve(1, 20);
+    let key = w.request(Role::Prefill, ROOM);
+    w.metadata(ROOM, &d, &p);
+    w.wait(300);
+    w.finished(key);
+    w.wait(1300);
+    assert_eq!((w.names(ROOM), w.outcomes(ROOM)), (vec!["room_closed"], vec![Outcome::Success]));
+}
+
 /// NIXL before 0.5.23 does not say Success on the wire: there is nothing that could not leave.
 #[test]
 fn where_success_is_not_on_the_wire_nothing_is_missed() {

@@ -124,8 +124,9 @@ impl RoomTable {
         }
     }
 
-    /// Prefill has answered, so it has put its STATUS into its socket; one to a decode rank that refuses the connection, or lets it
-    /// go without an answer, is nowhere (M22, M23).
+    /// Prefill has answered, so its STATUS is in its socket, or about to be (`update_status` comes before `send_kv_status_message`,
+    /// `disaggregation/common/conn.py` of 0.5.23). One to a decode rank that refuses the connection, or lets it go without an answer,
+    /// or to which the connection has ended, is nowhere (M22, M23).
     fn note_unsent(&mut self, slot: u32) {
         let Some(room) = self.rooms.get(slot) else { return };
         let done = room.has_prefill && room.prefill_answered().is_some_and(|(_, o)| o == Outcome::Success);
@@ -134,7 +135,7 @@ impl RoomTable {
         }
         let cannot_leave = |l: &Link| {
             let untold = l.dummy == Some(false) && l.told.is_none() && l.heard.is_none();
-            let shut = |e: &Endpoint| e.refused.is_some() || e.connecting.is_some();
+            let shut = |e: &Endpoint| e.refused.is_some() || e.connecting.is_some() || e.cut.is_some();
             untold && l.received.is_some() && self.peers.get(l.decode).is_some_and(shut)
         };
         let unsent: SmallVec<[bool; 4]> =
