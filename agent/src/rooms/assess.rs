@@ -201,10 +201,10 @@ impl RoomTable {
             End::Hold(until) => return self.wheel.set(slot, until, now),
             End::Open => {}
         }
-        if let Some(outcome) = self.over_unseen(room, now) {
-            self.note_outlived(slot, tells_abort(room), now);
-            return self.close_room(slot, outcome, now, out);
+        if self.close_unseen(slot, now, out) {
+            return;
         }
+        let Some(room) = self.rooms.get(slot) else { return };
         if let Some(until) = self.quiet_abort(room) {
             if now >= until {
                 return self.close_room(slot, Outcome::Failed, now, out);
@@ -224,12 +224,25 @@ impl RoomTable {
         let class = judgement.as_ref().map(|j| j.class);
         self.apply(slot, judgement, now, out);
         self.tell_thread(slot, now);
+        // What it is called now may have ended long since.
+        if self.close_unseen(slot, now, out) {
+            return;
+        }
         let again = now.plus(class.map_or(AGAIN_UNKNOWN, |c| self.again(c)));
         let next = due.map_or(again, |d| d.min(again));
         self.wheel.set(slot, next, now);
         if class.is_some_and(does_not_age) {
             self.make_expendable(slot);
         }
+    }
+
+    /// Closes a room that has ended where nothing can be seen of it; whether it did.
+    fn close_unseen(&mut self, slot: u32, now: Mono, out: &mut Vec<Event>) -> bool {
+        let Some(room) = self.rooms.get(slot) else { return false };
+        let Some(outcome) = self.over_unseen(room, now) else { return false };
+        self.note_outlived(slot, tells_abort(room), now);
+        self.close_room(slot, outcome, now, out);
+        true
     }
 
     /// With very many rooms each is looked at more rarely, so that the work per second stays bounded.
