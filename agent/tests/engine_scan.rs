@@ -26,6 +26,8 @@ impl Proc {
         let dir = self.path().join(pid.to_string());
         std::fs::create_dir_all(dir.join("net")).unwrap();
         std::fs::create_dir_all(dir.join("fd")).unwrap();
+        std::fs::create_dir_all(dir.join(format!("task/{pid}"))).unwrap();
+        self.fork(parent, pid);
         let name = line[0].rsplit('/').next().unwrap();
         let comm = &name[..name.len().min(15)];
         let stat = format!("{pid} ({comm}) S {parent} 1 1 0 -1 0 1 2 3 4 5 6 7 8 20 0 1 0 {} 1 1", pid * 100);
@@ -34,6 +36,14 @@ impl Proc {
         std::fs::write(dir.join("cmdline"), line.join("\0") + "\0").unwrap();
         std::fs::write(dir.join("cgroup"), cgroup).unwrap();
         self
+    }
+
+    /// The kernel's list of the parent's children, of its first thread.
+    fn fork(&self, parent: u32, child: u32) {
+        let file = self.path().join(format!("{parent}/task/{parent}/children"));
+        let before = std::fs::read_to_string(&file).unwrap_or_default();
+        // The parent may be no process of the test.
+        drop(std::fs::write(file, format!("{before}{child} ")));
     }
 
     fn look(&self) -> Found {
@@ -93,7 +103,7 @@ fn what_only_started_an_engine_is_not_its_server() {
         &["python3", "-c", "from multiprocessing.spawn import spawn_main; spawn_main(tracker_fd=5)"][..];
     proc.add(10, 1, &["python3", "fleet.py"]).add(11, 10, launch).add(12, 11, SCHEDULER);
     proc.add(13, 11, spawned).add(14, 13, SCHEDULER);
-    assert_eq!(servers(&proc.look()), [(11, 11), (12, 11), (14, 11)]);
+    assert_eq!(servers(&proc.look()), [(11, 11), (12, 11), (13, 11), (14, 11)]);
     // What takes in a scheduler whose server has ended.
     for init in
         [&["/usr/bin/tini", "--", "python3", "my_launch.py"][..], &["bash", "-c", "python3 my_launch.py"]]
@@ -109,6 +119,59 @@ fn what_only_started_an_engine_is_not_its_server() {
     let pod = format!("0::/docker/{}\n", "a1".repeat(32));
     proc.add(10, 1, &["python3", "supervisor.py"]).add_in(12, 10, SCHEDULER, &pod);
     assert_eq!(servers(&proc.look()), [(12, 12)]);
+}
+
+const SPAWNED: &[&str] =
+    &["python3", "-c", "from multiprocessing.spawn import spawn_main; spawn_main(tracker_fd=5)"];
+
+#[test]
+fn what_serves_http_below_a_server_is_of_its_engine_and_what_helps_it_is_not() {
+    let launch =
+        &["python3", "-m", "sglang.launch_server", "--port", "31000", "--disaggregation-mode=prefill"][..];
+    for server in [launch, &["python3", "my_launch.py", "--port", "31000", "--disaggregation-mode=prefill"]] {
+        let proc = Proc::new();
+        proc.add(10, 1, server).add(11, 10, SCHEDULER);
+        // Spawned, forked, forked by a fork server; the last one's thread is another than the first.
+        let helper = &["python3", "-c", "from multiprocessing.forkserver import main; main(3)"][..];
+        proc.add(20, 10, SPAWNED).add(21, 10, server).add(22, 10, helper).add(23, 22, helper);
+        std::fs::create_dir_all(proc.path().join("10/task/19")).unwrap();
+        proc.add(24, 0, SPAWNED);
+        std::fs::write(proc.path().join("10/task/19/children"), "24 ").unwrap();
+        let stat = std::fs::read_to_string(proc.path().join("24/stat")).unwrap();
+        std::fs::write(proc.path().join("24/stat"), stat.replace("S 0", "S 10")).unwrap();
+        // Helpers, and what is another's: a container's, a router, an engine below.
+        let tracker = &["python3", "-c", "from multiprocessing.resource_tracker import main;main(5)"][..];
+        proc.add(30, 10, tracker).add(31, 10, &["ncat", "-l", "1"]).add(32, 10, &["/usr/bin/cc1plus"]);
+        proc.add(33, 10, &["python3", "-m", "http.server"]).add(34, 33, &["python3", "-m", "http.server"]);
+        proc.add(35, 10, &["sglang::router"]).add(36, 35, SPAWNED).add(37, 11, SPAWNED);
+        proc.add_in(38, 10, SPAWNED, &format!("0::/docker/{}\n", "a1".repeat(32)));
+        let found = proc.look();
+        let all = [10, 11, 20, 21, 23, 24].map(|pid| (pid, 10));
+        assert_eq!(servers(&found), all, "{server:?}");
+        assert_eq!(found.targets.len(), 1, "{:?}", found.targets);
+        for worker in [20, 21, 23, 24].map(|pid| &found.processes[&pid]) {
+            assert_eq!((worker.role, worker.http_port), (Some(Role::Prefill), Some(31000)), "{worker:?}");
+            assert_eq!(worker.ranks, None, "{worker:?}");
+        }
+    }
+}
+
+#[test]
+fn a_worker_stays_one_while_it_is_there_and_most_are_left_out_where_there_are_too_many() {
+    let proc = Proc::new();
+    proc.add(10, 1, &["python3", "-m", "sglang.launch_server"]).add(11, 10, SCHEDULER).add(20, 10, SPAWNED);
+    let mut scanner = Scanner::new(proc.path().to_str().unwrap(), &["sglang::".to_owned()]);
+    assert_eq!(servers(&scanner.look().unwrap()), [(10, 10), (11, 10), (20, 10)]);
+    // The kernel's list may leave one out; whoever has ended, or become another's child, is told by itself.
+    std::fs::write(proc.path().join("10/task/10/children"), "11 ").unwrap();
+    assert_eq!(servers(&scanner.look().unwrap()), [(10, 10), (11, 10), (20, 10)]);
+    std::fs::remove_dir_all(proc.path().join("20")).unwrap();
+    assert_eq!(servers(&scanner.look().unwrap()), [(10, 10), (11, 10)]);
+    for pid in 1000..1200 {
+        proc.add(pid, 10, SPAWNED);
+    }
+    let found = scanner.look().unwrap();
+    assert_eq!((found.processes.len(), found.left_out), (2 + 128, 1));
 }
 
 #[test]

@@ -23,6 +23,8 @@ const ASKS: usize = 64;
 /// Engine processes of this host.
 pub(super) struct Engines {
     threads: Option<engine::Engines>,
+    /// What the names begin with by which the kernel side knows engine processes.
+    prefixes: Vec<String>,
     /// Why not all of them can be seen.
     obstacle: Option<String>,
     /// Those that were reported and live.
@@ -49,7 +51,8 @@ impl Engines {
         let threads = engine::Engines::start(&settings)
             .inspect_err(|error| tracing::warn!(%error, "engine processes are not looked for"))
             .ok();
-        Self { threads, obstacle, known: BTreeSet::new(), looked_for: BTreeSet::new(), pins: 0 }
+        let prefixes = settings.prefixes;
+        Self { threads, prefixes, obstacle, known: BTreeSet::new(), looked_for: BTreeSet::new(), pins: 0 }
     }
 
     /// Hands on what was found since the last turn.
@@ -60,10 +63,12 @@ impl Engines {
             match report {
                 Report::Process(process) => {
                     pipeline.tell(&Input::Process { at, process: &process });
-                    // Ranks are known to the kernel by their names; the server above them is not.
-                    if self.known.insert(process.pid) && process.pid == process.server {
-                        grew |= told(capture.watch_process(process.server)) == Some(true);
-                        if process.ranks.is_some() {
+                    let server = process.pid == process.server;
+                    // Ranks are known to the kernel by their names; the server above them and its workers are not.
+                    let named = self.prefixes.iter().any(|prefix| process.comm.starts_with(prefix));
+                    if self.known.insert(process.pid) && (server || !named) {
+                        grew |= told(capture.watch_process(process.pid)) == Some(true);
+                        if server && process.ranks.is_some() {
                             warn_without_server(&process);
                         }
                     }

@@ -1,7 +1,7 @@
-//! Finds the processes of engines in `/proc`. Reads nothing that needs a privilege: `comm`, `stat`, `cmdline` and `cgroup`
-//! are open to all, also of other users' processes, unless `/proc` is mounted with `hidepid`.
+//! Finds the processes of engines in `/proc`. Reads nothing that needs a privilege: `comm`, `stat`, `cmdline`, `cgroup`
+//! and `children` are open to all, also of other users' processes, unless `/proc` is mounted with `hidepid`.
 //!
-//! Bounded: [`MAX_FOUND`] processes, 64 KiB of a command line.
+//! Bounded: [`MAX_FOUND`] processes, 64 KiB of a command line, [`MAX_WORKERS`] workers of a server.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -23,6 +23,12 @@ const LONGEST: u64 = 16 << 10;
 
 /// Processes between a rank and its HTTP server at most (scheduler, data-parallel controller, fork server, server).
 const MAX_DEPTH: usize = 8;
+
+/// Processes below one HTTP server that are looked at beside its ranks, at most; `--tokenizer-worker-num` names a handful.
+const MAX_WORKERS: usize = 128;
+
+/// Threads of one process at most whose children are looked for.
+const MAX_THREADS: usize = 1024;
 
 /// So often are arguments and cgroup of a process read that stays the same: it takes its title and can be moved shortly
 /// after its start. Reading them takes a lock in the process read, so not more often.
@@ -50,7 +56,7 @@ pub struct Found {
     pub targets: Vec<Target>,
     /// Processes looked at.
     pub looked_at: u64,
-    /// Engine processes beyond [`MAX_FOUND`].
+    /// Engine processes beyond [`MAX_FOUND`], and servers with more than [`MAX_WORKERS`] workers.
     pub left_out: u64,
 }
 
@@ -71,6 +77,15 @@ struct Top {
     pid: u32,
     /// It is an engine's only because one of the engine's processes is its child.
     script: bool,
+}
+
+/// What a process below a server is to it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kin {
+    /// It may serve the server's HTTP port.
+    Worker,
+    /// It serves nothing; what it starts may.
+    Helper,
 }
 
 /// Looks through `/proc`.
@@ -137,6 +152,9 @@ impl Scanner {
         for pid in others {
             self.find(pid, false, &mut found, &mut needed);
         }
+        for target in found.targets.clone() {
+            self.find_workers(&target, &mut found, &mut needed);
+        }
         self.seen.retain(|pid, _| needed.contains(pid));
         Ok(found)
     }
@@ -162,6 +180,80 @@ impl Scanner {
         if !found.targets.iter().any(|t| t.pid == top) {
             found.targets.push(Target { pid: top, server });
         }
+    }
+
+    /// Adds the processes below a server that may serve its HTTP port in its stead (`--tokenizer-worker-num`): without them
+    /// each would be taken for an engine of its own. Those with an engine's name are found by it already.
+    fn find_workers(&mut self, target: &Target, found: &mut Found, needed: &mut BTreeSet<u32>) {
+        // What is no Python has only taken a rank in, or is one: nothing below it serves HTTP.
+        let Some(server) = &target.server else { return };
+        let mut parents = vec![target.pid];
+        let mut next = 0;
+        while let Some(parent) = parents.get(next).copied() {
+            next += 1;
+            for child in self.children(parent) {
+                if found.processes.contains_key(&child) || parents.contains(&child) {
+                    continue;
+                }
+                let Some(kin) = self.kin(child, parent) else { continue };
+                if parents.len() > MAX_WORKERS {
+                    found.left_out += 1;
+                    return;
+                }
+                if kin == Kin::Worker {
+                    let Some(process) = self.describe(child, target.pid, Some(server)) else { continue };
+                    if found.processes.len() >= MAX_FOUND {
+                        found.left_out += 1;
+                        return;
+                    }
+                    // Whatever its name looks like, a rank would have been found by it.
+                    found.processes.insert(child, EngineProcess { ranks: None, ..process });
+                }
+                needed.insert(child);
+                parents.push(child);
+            }
+        }
+    }
+
+    /// What a child of a server, or of a process below it, is to it: what was forked runs on with its parent's arguments, what
+    /// `multiprocessing` has spawned names it. `None`: whatever it has started besides (compilers, shells).
+    fn kin(&mut self, child: u32, parent: u32) -> Option<Kin> {
+        self.know(child)?;
+        let (seen, above) = (self.seen.get(&child)?, self.seen.get(&parent)?);
+        let named = seen.stat.comm.as_bytes() == ROUTER || self.is_named(seen.stat.comm.as_bytes());
+        if seen.stat.parent != parent || seen.place != above.place || named {
+            return None;
+        }
+        match process::program(&seen.args) {
+            Program::Spawned => Some(Kin::Worker),
+            _ if !seen.args.is_empty() && seen.args == above.args => Some(Kin::Worker),
+            Program::Helper => Some(Kin::Helper),
+            Program::Sglang | Program::Python | Program::Other => None,
+        }
+    }
+
+    /// Children of a process, as each of its threads has them, and those that it had: the kernel's list leaves one out now and
+    /// then while others end (`proc_pid_children(5)`). There is none where the kernel was built without it.
+    fn children(&mut self, pid: u32) -> BTreeSet<u32> {
+        use std::fmt::Write as _;
+        let known = self.seen.iter().filter(|(_, s)| s.stat.parent == pid).map(|(child, _)| *child);
+        let mut all: BTreeSet<u32> = known.collect();
+        self.path.truncate(self.root);
+        if write!(self.path, "/{pid}/task").is_err() {
+            return all;
+        }
+        let Ok(threads) = std::fs::read_dir(&self.path) else { return all };
+        for thread in threads.take(MAX_THREADS).flatten() {
+            let Some(tid) = thread.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
+                continue;
+            };
+            if self.read(pid, &format!("task/{tid}/children"), LONGEST).is_none() {
+                continue;
+            }
+            let text = String::from_utf8_lossy(&self.text);
+            all.extend(text.split_ascii_whitespace().filter_map(|child| child.parse::<u32>().ok()));
+        }
+        all
     }
 
     fn describe(&mut self, pid: u32, top: u32, server: Option<&Server>) -> Option<EngineProcess> {

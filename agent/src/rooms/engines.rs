@@ -140,6 +140,13 @@ impl Engines {
         }
         self.know(process);
         let id = self.of_server(process.server);
+        if process.pid != process.server
+            && id != NONE
+            && let Some(own) = self.by_pid.remove(&process.pid)
+        {
+            // It got requests before it was known whose worker it is.
+            self.absorb(id, own);
+        }
         if let Some(e) = self.get_mut(id) {
             e.role = process.role.or(e.role);
             if process.pid == process.server {
@@ -176,6 +183,11 @@ impl Engines {
         let e = self.list.get(place(id)).filter(|e| e.id == id)?;
         let Some(to) = e.moved else { return Some(e) };
         self.list.get(place(to)).filter(|e| e.id == to)
+    }
+
+    /// The name that this engine goes by now.
+    pub(crate) fn resolve(&self, id: EngineId) -> EngineId {
+        self.get(id).map_or(id, |e| e.id)
     }
 
     pub(crate) fn get_mut(&mut self, id: EngineId) -> Option<&mut Engine> {
@@ -268,12 +280,20 @@ impl Engines {
         id
     }
 
-    /// What was known of the engine by its address alone is `own`'s.
-    fn absorb(&mut self, own: EngineId, by_address: EngineId) {
-        let Some(e) = self.get_mut(by_address) else { return };
+    /// What was known of `other`, by its address alone or by one of its processes, is `own`'s.
+    fn absorb(&mut self, own: EngineId, other: EngineId) {
+        let own = self.resolve(own);
+        let Some(e) = self.get_mut(other).filter(|e| e.id != own) else { return };
         let (mut left, id) = (Engine::of(None), e.id);
         (left.id, left.moved) = (id, Some(own));
         let old = std::mem::replace(e, left);
+        // One step leads to it, from whatever was this one's before.
+        for e in self.list.iter_mut().filter(|e| e.moved == Some(id)) {
+            e.moved = Some(own);
+        }
+        for to in self.by_address.values_mut().filter(|to| **to == id) {
+            *to = own;
+        }
         if let Some(e) = self.get_mut(own) {
             e.absorb(old);
         }
@@ -324,10 +344,14 @@ impl Engines {
 impl RoomTable {
     /// A process of an engine.
     pub(crate) fn process(&mut self, at: Mono, process: &EngineProcess, _out: &mut Vec<Event>) {
-        let known = self.engines.process(process.pid);
-        if known.is_some_and(|k| k.process.started != process.started) {
+        let (pid, started) = (process.pid, process.started);
+        let known = self.engines.process(pid);
+        if known.is_some_and(|k| k.process.started != started) {
             // Another process under the same number.
-            self.forget_process(process.pid);
+            self.forget_process(pid);
+        } else if process.server != pid && known.is_some_and(|k| k.process.server == pid) {
+            // It is of another engine, and was none itself.
+            self.lower_of(pid, started, at);
         }
         self.engines.meet(at, process);
     }
@@ -337,6 +361,11 @@ impl RoomTable {
         let now = self.now;
         let Some(started) = self.engines.part(pid, now) else { return };
         // What was wrong with the engine went with it.
+        self.lower_of(pid, started, now);
+    }
+
+    /// Nothing is wrong any more with the engine of this server process, as there is none.
+    fn lower_of(&mut self, pid: u32, started: u64, now: Mono) {
         for about in
             [gauges::ABOUT_COUNT, gauges::ABOUT_BOOTSTRAP, gauges::ABOUT_ROOMS, held::ABOUT, blind::ABOUT]
         {
@@ -440,6 +469,45 @@ mod tests {
 
     fn process(pid: u32) -> EngineProcess {
         EngineProcess { pid, server: pid, started: 1, role: Some(Role::Prefill), ..EngineProcess::default() }
+    }
+
+    fn at(engines: &mut Engines, pid: u32) -> EngineId {
+        engines.at("10.0.0.1:30000".parse().unwrap(), 1, Some(pid))
+    }
+
+    #[test]
+    fn what_the_workers_of_a_server_got_before_they_were_known_is_the_servers() {
+        let mut engines = Engines::default();
+        // By its address alone, by one worker, by another: each takes the port from the one before.
+        let elsewhere = engines.at("10.0.0.1:30000".parse().unwrap(), 1, None);
+        let first = at(&mut engines, 11);
+        let second = at(&mut engines, 12);
+        assert_eq!((elsewhere, engines.get(first).unwrap().pid), (first, Some(11)));
+        assert_ne!(engines.resolve(first), engines.resolve(second));
+        let key = (SocketId(7), 1);
+        engines.get_mut(first).unwrap().open.insert((Mono(1), key), 0);
+        engines.get_mut(second).unwrap().stop(Stop::Pause, Mono(2));
+        engines.get_mut(second).unwrap().finished(Mono(1), Mono(2), 0);
+        // One that was thought to be an engine of its own moves on with what had become its.
+        for (pid, server) in [(11, 11), (12, 11), (10, 10), (11, 10), (12, 10)] {
+            engines.meet(Mono(3), &EngineProcess { server, ..process(pid) });
+        }
+        let own = engines.of_process(10).unwrap();
+        assert_eq!([first, second].map(|id| engines.resolve(id)), [own; 2]);
+        for pid in [11, 12] {
+            assert_eq!((at(&mut engines, pid), engines.of_process(pid)), (own, Some(own)));
+        }
+        let e = engines.get(own).unwrap();
+        assert_eq!(
+            (e.pid, e.stopped, e.open.len(), e.later_finished(Mono(0))),
+            (Some(10), Some(Mono(2)), 1, 1)
+        );
+        // A worker that ends is not the engine's end, nor is another in its place another engine.
+        assert_eq!(engines.part(11, Mono(4)), None);
+        engines.meet(Mono(5), &EngineProcess { server: 10, ..process(13) });
+        assert_eq!(at(&mut engines, 13), own);
+        assert!(engines.get(own).unwrap().since.is_some());
+        assert_eq!(engines.part(10, Mono(6)), Some(1));
     }
 
     #[test]

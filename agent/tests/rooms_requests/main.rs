@@ -18,5 +18,6 @@ mod stopped;
 mod threads;
 mod unsent;
 mod web;
+mod workers;
 
 const ROOM: u64 = 9_000_000_000_000_000_001;

@@ -207,6 +207,10 @@ impl Web {
 
     pub fn call(&mut self, role: Role, call: &Control, status: Option<u16>) {
         let connection = self.connection(server(role), true, Some(task(pid(role))));
+        self.call_on(connection, call, status);
+    }
+
+    pub fn call_on(&mut self, connection: Connection, call: &Control, status: Option<u16>) {
         self.step(connection, true, 0, RequestStep::Control { call, status });
     }
 

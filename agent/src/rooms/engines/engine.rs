@@ -188,8 +188,9 @@ impl Engine {
         (self.counts, self.sight) = Default::default();
     }
 
-    /// What was known of it by its address alone.
+    /// What was known of it by its address alone, or by one of its processes.
     pub(super) fn absorb(&mut self, old: Self) {
+        self.task = self.task.or(old.task);
         self.role = self.role.or(old.role);
         self.address = self.address.or(old.address);
         self.stops |= old.stops;
@@ -197,6 +198,11 @@ impl Engine {
         self.told_paused |= old.told_paused;
         self.pauses.extend(old.pauses);
         self.open.extend(old.open);
+        for (ring, more) in [(&mut self.finished, old.finished), (&mut self.asked, old.asked)] {
+            ring.extend(more);
+            ring.make_contiguous().sort_unstable();
+            ring.drain(..ring.len().saturating_sub(MAX_FINISHED));
+        }
         self.followed = [self.followed, old.followed].into_iter().flatten().min();
         self.heard = [self.heard, old.heard].into_iter().flatten().min();
         self.blind = self.blind.max(old.blind);

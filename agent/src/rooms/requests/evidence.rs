@@ -187,7 +187,7 @@ impl RoomTable {
         let linked = room.links.first().map_or(room.home, |l| (l.prefill, l.decode));
         [(Role::Prefill, linked.0), (Role::Decode, linked.1)].map(|(role, rank)| {
             let by_leg = room.leg(role).map(|l| l.engine).filter(|e| *e != NONE);
-            by_leg.or_else(|| self.engine_of_rank(rank, role))
+            by_leg.map(|id| self.engines.resolve(id)).or_else(|| self.engine_of_rank(rank, role))
         })
     }
 
