@@ -85,12 +85,7 @@ impl RoomTable {
             others: Others { passed: self.passed(room, subject), ..self.others(subject, prefill) },
             foreign: self.peers.get(prefill).and_then(|e| e.foreign).as_ref().map(ForeignFact::of),
             metadata_sent: subject.map_or(Sent::Unknown, |l| self.metadata_sent(l)),
-            status_sent: room
-                .links
-                .iter()
-                .map(|l| self.status_sent(l))
-                .max_by_key(gravity)
-                .unwrap_or_default(),
+            status_sent: self.worst_status(room),
             abort_sent: room.abort.map_or(Sent::Unknown, |a| self.abort_sent(&a)),
             thread: match role {
                 Role::Prefill => self.dead_thread(room, subject, prefill),
@@ -297,6 +292,11 @@ impl RoomTable {
             Sent::Waiting { .. } | Sent::Lost { .. } if l.received.is_some() => Sent::Unknown,
             sent => sent,
         }
+    }
+
+    /// What became of the STATUS of this room that fared worst.
+    fn worst_status(&self, room: &Room) -> Sent {
+        room.links.iter().map(|l| self.status_sent(l)).max_by_key(gravity).unwrap_or_default()
     }
 
     fn status_sent(&self, l: &Link) -> Sent {

@@ -13,7 +13,7 @@ use crate::verdict::explain_requests;
 use crate::verdict::explain_threads::{code, foreign_words, not_acknowledged, threads};
 use crate::verdict::facts::{Dummies, Facts, Sent, Was};
 use crate::verdict::judge::{
-    AbortEffect, Judgement, OVERTAKEN, Who, abort_effect, acknowledges_abort, maybe_ignored,
+    AbortEffect, Judgement, OVERTAKEN, Who, abort_effect, acknowledges_abort, maybe_ignored, queued,
     unanswered_connect,
 };
 use crate::verdict::judge_gpus;
@@ -293,7 +293,7 @@ fn others(f: &Facts, j: &Judgement, lines: &mut Vec<String>) {
             o.passed
         ));
     }
-    if j.class == Class::Queued {
+    if j.class == Class::Queued && queued(f) {
         lines.push("rooms asked for earlier still conclude, in order: the queue drains".to_owned());
     } else if o.session_answers {
         lines.push("later rooms of the same rank and session were answered".to_owned());

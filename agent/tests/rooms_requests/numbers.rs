@@ -270,3 +270,39 @@ fn what_may_be_old_settles_nothing() {
         }
     }
 }
+
+/// Of several DP ranks the counters are sums: that one of them works says nothing of a room of another, which is shown, and pages nobody.
+#[test]
+fn counters_of_several_ranks_that_move_hide_no_room() {
+    for (ranks, expected) in [
+        (vec![(0, 1)], (Class::Queued, Confidence::Possible)),
+        (vec![(0, 0), (1, 1)], (Class::TransferNotConcluded, Confidence::Possible)),
+    ] {
+        let mut w = Web::new(Sees::Prefill);
+        w.request(Role::Prefill, ROOM);
+        transfers(&mut w, ROOM);
+        for n in 0..30 {
+            let gauges = EngineGauges {
+                server: pid(Role::Prefill),
+                role: Some(Role::Prefill),
+                inflight: Some(1),
+                inflight_by_dp: ranks.clone(),
+                waiting: Some(0),
+                running: Some(1),
+                progress: Some(n),
+                ..EngineGauges::default()
+            };
+            let at = w.mono();
+            w.input(&Input::Gauges { at, gauges: &gauges });
+            w.wait(1000);
+        }
+        let v = w.verdict(ROOM);
+        assert_eq!((v.class, v.confidence), expected, "{:?}", v.evidence);
+        assert!(
+            !v.evidence.iter().any(|e| e.contains("the queue drains")),
+            "nothing has concluded: {:?}",
+            v.evidence
+        );
+        w.never_paged(ROOM);
+    }
+}

@@ -93,6 +93,9 @@ pub(super) struct Numbers {
     /// When its scheduler last told the state of the moment.
     #[serde(default)]
     fresh: Option<Mono>,
+    /// They are the sums of several DP ranks: that they move does not say which of these works.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    summed: bool,
 }
 
 impl Numbers {
@@ -312,6 +315,7 @@ impl Engine {
                 _ => old.and_then(|n| n.said_to_wait),
             },
             fresh: if g.stale { old.and_then(|n| n.fresh) } else { Some(at) },
+            summed: g.inflight_by_dp.len() > 1,
         });
         // What is 30 s old tells nothing of a moment.
         if g.waiting == Some(0) && g.bootstrap.unwrap_or(0) == 0 && !g.stale {
@@ -325,7 +329,7 @@ impl Engine {
     }
 
     /// Whether it has not computed for long since `from` although something is in flight; `Some(false)`: it computes; `None`: not
-    /// known.
+    /// known, as of one of several DP ranks while any of them computes.
     pub(crate) fn idle(&self, now: Mono, from: Mono) -> Option<bool> {
         let n = self.numbers.filter(|n| now.since(n.at) <= STALE)?;
         let still = |since: Mono| {
@@ -335,7 +339,7 @@ impl Engine {
         if n.idle_since.is_some_and(still) {
             return Some(true);
         }
-        n.moves(now).then_some(false)
+        (n.moves(now) && !n.summed).then_some(false)
     }
 
     /// Whether it may be computing, as its numbers are: they move, or they have moved since `from`, not long ago, and are not of
