@@ -56,7 +56,7 @@ pub struct Found {
     pub targets: Vec<Target>,
     /// Processes looked at.
     pub looked_at: u64,
-    /// Engine processes beyond [`MAX_FOUND`], and servers with more than [`MAX_WORKERS`] workers.
+    /// Engine processes beyond [`MAX_FOUND`], and servers with more than 128 workers.
     pub left_out: u64,
 }
 
